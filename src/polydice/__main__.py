@@ -1,0 +1,5 @@
+import sys
+
+from polydice.cli import main
+
+sys.exit(main())

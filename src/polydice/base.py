@@ -1,0 +1,274 @@
+"""What every loss has: its options, how it reads the sums, how it weighs classes, and `+` and `*`."""
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from polydice.geometry import ratio
+from polydice.sums import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, PixelSums, check_option, stacked_sums, unstack
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class LossOptions(TypedDict, total=False):
+    """Keyword options of every loss."""
+
+    activation: str  # "softmax", "sigmoid" or "none" (the network's output is probabilities)
+    include_background: bool  # whether class 0 counts
+    weight: Sequence[float] | Tensor | None  # one per class, background included
+    ignore_index: int | None  # label of pixels that do not count
+    reduction: str  # "mean", "sum" or "none"
+    process_group: "ProcessGroup | None"  # processes over which the sums are added up
+    impl: str  # "auto", "fused" or "eager"
+
+
+class RegionOptions(LossOptions, total=False):
+    """Keyword options of the losses that compare regions: all but the cross-entropies."""
+
+    batch: bool  # sums over the whole batch instead of over each image
+    smooth: float  # δ
+    absent: str  # "keep" or "skip" a class without target pixels
+
+
+class Loss(nn.Module, ABC):
+    """What every loss has: how it reads logits and target, how it weighs classes, and `+` and `*`.
+
+    A subclass names the sums it wants and turns them into a value with `evaluate`.
+    """
+
+    want: tuple[str, ...]
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        activation: str = "softmax",
+        include_background: bool = True,
+        weight: Sequence[float] | Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: str = "mean",
+        process_group: "ProcessGroup | None" = None,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        check_option("activation", activation, ACTIVATIONS)
+        check_option("reduction", reduction, REDUCTIONS)
+        check_option("impl", impl, IMPLEMENTATIONS)
+        self.activation = activation
+        self.include_background = include_background
+        self.register_buffer("weight", _class_weights(weight))
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.process_group = process_group
+        self.impl = impl
+
+    @property
+    @abstractmethod
+    def over_batch(self) -> bool:
+        """Whether the sums are taken over the whole batch before anything is formed of them."""
+
+    @abstractmethod
+    def evaluate(self, sums: PixelSums) -> Tensor:
+        """The value, reduced as asked, from sums that are taken over each image or over the batch."""
+
+    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`."""
+        return _evaluate([(1.0, self)], logits, target, mask)
+
+    def class_weights(self, like: Tensor) -> Tensor:
+        """`[C]`: the weights given, or ones; 0 for a background that is left out."""
+        classes = like.shape[-1]
+        if self.weight is not None and len(self.weight) != classes:
+            raise ValueError(f"weight has {len(self.weight)} entries, the logits have {classes} classes")
+        weight = like.new_ones(classes) if self.weight is None else self.weight.to(like.dtype)
+        if self.include_background:
+            return weight
+        if classes == 1:
+            raise ValueError("include_background=False leaves no class of a single channel, which is the foreground")
+        return torch.cat([weight.new_zeros(1), weight[1:]])
+
+    def __add__(self, other: "Loss | LossSum") -> "LossSum":
+        return LossSum([(1.0, self)]) + other
+
+    def __radd__(self, other: object) -> "LossSum":
+        return LossSum([(1.0, self)]).__radd__(other)
+
+    def __mul__(self, factor: float) -> "LossSum":
+        return LossSum([(1.0, self)]) * factor
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, parameter in _parameters(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                value = value.tolist()
+            if value != parameter.default:  # one without a default differs from the mark that says so
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class LossSum(nn.Module):
+    """A weighted sum of losses, made by `+` and `*`: one pass over the pixels for all of them.
+
+    >>> 2 * DiceLoss() + CrossEntropyLoss()
+    2.0 * DiceLoss() + CrossEntropyLoss()
+    """
+
+    def __init__(self, terms: Sequence[tuple[float, Loss]]) -> None:
+        super().__init__()
+        self.factors = tuple(factor for factor, _ in terms)
+        self.losses = nn.ModuleList(loss for _, loss in terms)
+        for option in ("activation", "ignore_index", "process_group", "impl", "reduction"):
+            values = [getattr(loss, option) for _, loss in terms]
+            if any(value != values[0] for value in values):
+                raise ValueError(f"the terms of a sum must agree in {option}: {values}")
+
+    @property
+    def terms(self) -> list[tuple[float, Loss]]:
+        return list(zip(self.factors, self.losses, strict=True))  # type: ignore[arg-type]
+
+    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        return _evaluate(self.terms, logits, target, mask)
+
+    def __add__(self, other: "Loss | LossSum") -> "LossSum":
+        if not isinstance(other, Loss | LossSum):
+            return NotImplemented
+        return LossSum(self.terms + (other.terms if isinstance(other, LossSum) else [(1.0, other)]))
+
+    def __radd__(self, other: object) -> "LossSum":
+        return self if other == 0 else NotImplemented  # sum() starts from 0
+
+    def __mul__(self, factor: float) -> "LossSum":
+        if not isinstance(factor, Real) or isinstance(factor, bool):
+            return NotImplemented
+        return LossSum([(number("factor", factor) * own, loss) for own, loss in self.terms])
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{factor!r} * {loss!r}" if factor != 1 else repr(loss) for factor, loss in self.terms)
+
+
+def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    loss = terms[0][1]
+    wanted = {name for _, term in terms for name in term.want}
+    want = [name for name in FIELDS if name in wanted]
+    stacked, labels = stacked_sums(
+        logits, target, mask, activation=loss.activation, ignore_index=loss.ignore_index, want=want, impl=loss.impl
+    )
+    per_image = unstack(stacked, want, labels)
+    over_batch = per_image
+    if any(term.over_batch for _, term in terms):
+        total = stacked.sum(1, keepdim=True)
+        if loss.process_group is not None:
+            total = _AllReduce.apply(total, loss.process_group)  # type: ignore[no-untyped-call]
+        over_batch = unstack(total, want, labels)
+    values = [term.evaluate(over_batch if term.over_batch else per_image) for _, term in terms]
+    pairs = list(zip(terms, values, strict=True))
+    if len({value.shape for value in values}) > 1:
+        shapes = ", ".join(f"{type(term).__name__} {list(value.shape)}" for (_, term), value in pairs)
+        raise ValueError(f"reduction='none' cannot add terms of different shapes: {shapes}")
+    value = torch.stack([factor * value for (factor, _), value in pairs]).sum(0)
+    return value.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over the processes. Each process's loss depends on every process's pixels, so the gradients are summed
+    too: they are the world size times those of one process, which is what DDP's mean divides by."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: "ProcessGroup") -> Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllReduce.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
+
+
+class RegionLoss(Loss):
+    """A loss per image and class, `per_class`, averaged: Σ w·L / Σ w over the classes that count."""
+
+    def __init__(
+        self, *, batch: bool = False, smooth: float = 1.0, absent: str = "keep", **options: Unpack[LossOptions]
+    ) -> None:
+        super().__init__(**options)
+        check_option("absent", absent, ("keep", "skip"))
+        if self.process_group is not None and not batch:
+            raise ValueError("process_group adds up sums over the batch: it needs batch=True")
+        self.batch = batch
+        self.smooth = number("smooth", smooth, least=0)
+        self.absent = absent
+
+    @property
+    def over_batch(self) -> bool:
+        return self.batch
+
+    @abstractmethod
+    def per_class(self, sums: PixelSums) -> Tensor:
+        """`[B, C]`, or `[1, C]` with `batch=True`."""
+
+    def evaluate(self, sums: PixelSums) -> Tensor:
+        losses = self.per_class(sums)
+        weight = self.class_weights(losses).expand_as(losses)
+        if self.absent == "skip":
+            present = sums.target if sums.target is not None else sums.target_sq
+            weight = torch.where(present == 0, 0, weight)
+        losses = torch.where(weight == 0, 0, weight * losses)
+        if self.reduction == "none":
+            return losses
+        return losses.sum() if self.reduction == "sum" else ratio(losses.sum(), weight.sum())
+
+
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a loss, its own before those it passes on."""
+    found: dict[str, inspect.Parameter] = {}
+    own = True
+    for base in kind.__mro__:
+        if "__init__" not in vars(base) or not issubclass(base, Loss):
+            continue
+        for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]:
+            inherited_only = not own and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD and not inherited_only:
+                found.setdefault(name, parameter)
+        own = False
+    return found
+
+
+def number(name: str, value: float, least: float = -math.inf) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number: {value!r}")
+    if not math.isfinite(value) or value < least:
+        raise ValueError(f"{name} must be finite{'' if least == -math.inf else f' and at least {least}'}: {value}")
+    return float(value)
+
+
+def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
+    """One number or one per class, as a tensor of the default floating type."""
+    tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
+    if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
+        raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
+    return tensor
+
+
+def _class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:
+    if weight is None:
+        return None
+    tensor = not_negative("weight", weight)
+    if tensor.ndim == 0 or not bool(tensor.sum() > 0):
+        raise ValueError(f"weight must hold one number per class, not all 0: {weight}")
+    return tensor

@@ -1,0 +1,214 @@
+"""The pass over the pixels in plain torch: any device, any floating type, and the reference for the fused kernels.
+
+The pixels are visited in blocks. Each block is activated, compared with its target and summed while it is in cache,
+so nothing of the logits' size is made, forward or backward. The sums leave in float64 where the device has it:
+they are a few numbers, and what the geometry forms of them cancels.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 1.5 MiB, about
+# the L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
+CPU_BLOCK = 3 << 16
+ACCELERATOR_BLOCK = 1 << 24
+# Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
+# without the float64 copy of everything that `sum(dtype=...)` makes.
+RUN = 256
+
+
+class Options(NamedTuple):
+    """What the pass is asked for. `want` names the sums, in the order in which they come out."""
+
+    activation: str
+    ignore_index: int | None
+    want: tuple[str, ...]
+
+
+class Block(NamedTuple):
+    """Some pixels of some images: logits `x`, target `y`, probabilities `p`, each `[b, C, n]`. `y` and `p` lie in
+    buffers that the caller may overwrite."""
+
+    images: slice
+    pixels: slice
+    target: Tensor  # as given, with 0 at pixels that do not count
+    x: Tensor
+    y: Tensor
+    p: Tensor
+    weight: Tensor | None  # [b, 1, n]
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def pixel_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """logits `[B, C, N]`, target `[B, N]` labels or `[B, C, N]` masks, mask `[B, N]` -> sums `[len(want), B, C]`."""
+    batch, classes, _ = logits.shape
+    dtype = sum_dtype(logits.device)
+    sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
+    for block in _blocks(logits, target, mask, options):
+        runs = {name: _runs(values, block.weight) for name, values in _summands(block, options)}
+        here = sums[:, block.images]
+        here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
+        if not target.is_floating_point() and target.dtype != torch.bool:
+            _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
+    return sums
+
+
+def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """The gradient of the logits from that of the sums; the probabilities are computed anew, block by block."""
+    result = torch.empty_like(logits)
+    slopes = grad.to(pixel_dtype(logits)).unsqueeze(-1)
+    for block in _blocks(logits, target, mask, options):
+        slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
+        _logit_gradient(block, slope, options.activation, out=result[block.images, :, block.pixels])
+    return result
+
+
+def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Iterator[Block]:
+    batch, classes, count = logits.shape
+    if logits.numel() == 0:
+        return
+    size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
+    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
+    images = _even_share(batch, max(1, size // (classes * pixels)))
+    buffers = torch.empty(2, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
+    # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
+    first_label = 1 if classes == 1 else 0
+    labels = torch.arange(first_label, first_label + classes, dtype=buffers.dtype, device=buffers.device)
+    labels = labels.unsqueeze(1)
+    for first in range(0, batch, images):
+        for start in range(0, count, pixels):
+            here = slice(first, first + images), slice(start, start + pixels)
+            yield _block(*here, logits, target, mask, options, buffers, labels)
+
+
+def _even_share(count: int, most: int) -> int:
+    """Blocks of one size, none larger than `most`, instead of a short last one."""
+    return -(-count // -(-count // most))
+
+
+def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
+           buffers: Tensor, labels: Tensor) -> Block:  # fmt: skip
+    x, target = logits[images, :, pixels], target[images, ..., pixels]
+    weight, valid = None, None if mask is None else mask[images, pixels] != 0
+    if options.ignore_index is not None:
+        labelled = target != options.ignore_index
+        valid = labelled if valid is None else valid & labelled
+    if valid is not None:
+        weight = (valid if mask is None else valid * mask[images, pixels]).to(buffers.dtype).unsqueeze(1)
+        hidden = ~valid
+        target = target.masked_fill(hidden if target.ndim == 2 else hidden.unsqueeze(1), 0)
+        x = x.masked_fill(hidden.unsqueeze(1), 0)
+    y, p = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
+    _activate(y.copy_(x), options.activation, out=p)
+    if target.ndim == 2:
+        # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
+        torch.eq(target.to(y.dtype).unsqueeze(1), labels, out=y)
+    else:
+        y.copy_(target)
+    return Block(images, pixels, target, x, y, p, weight)
+
+
+def _activate(x: Tensor, activation: str, out: Tensor) -> None:
+    if activation == "softmax":
+        torch.softmax(x, 1, out=out)
+    elif activation == "sigmoid":
+        torch.sigmoid(x, out=out)
+    else:
+        out.copy_(x)
+
+
+def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
+    """An integer outside [0, limit) raises on a CPU. Elsewhere raising would mean to wait for the device: there the
+    image's sums become NaN, and with them its loss."""
+    target = target.long()
+    if target.device.type != "cpu":
+        sums.masked_fill_(((target < 0) | (target >= limit)).flatten(1).any(1).unsqueeze(1), torch.nan)
+        return
+    low, high = (int(value) for value in target.aminmax())
+    if low < 0 or high >= limit:
+        kind = "label" if target.ndim == 2 else "mask value"
+        raise ValueError(f"{kind} {low if low < 0 else high} is not in [0, {limit}), and is not ignored either")
+
+
+def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
+    """What each pixel adds to each wanted sum. The last two are formed in place: they destroy `y` and `p`."""
+    y, p, want = block.y, block.p, options.want
+    if "pixels" in want:
+        yield "pixels", torch.ones_like(p)
+    if "target" in want:
+        yield "target", y
+    if "target_sq" in want:
+        yield "target_sq", y if block.target.ndim == 2 else y * y
+    if "prediction" in want:
+        yield "prediction", p
+    if "intersection" in want:
+        yield "intersection", y * p
+    if "cross_entropy" in want:
+        yield "cross_entropy", _cross_entropy(block, options.activation)
+    if "error_sq" in want:
+        yield "error_sq", y.sub_(p).square_()
+    if "prediction_sq" in want:
+        yield "prediction_sq", p.square_()
+
+
+def _runs(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Sums over `RUN` pixels each, `[b, C, ceil(n / RUN)]`."""
+    if weight is not None:
+        values = values * weight
+    whole = values.shape[2] // RUN * RUN
+    runs = values[..., :whole].unflatten(2, (-1, RUN)).sum(3)
+    return runs if whole == values.shape[2] else torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
+
+
+def _cross_entropy(block: Block, activation: str) -> Tensor:
+    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows, and for -inf."""
+    x, y = block.x.to(block.y.dtype), block.y
+    if activation == "softmax":
+        # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
+        log_sum = x.amax(1, keepdim=True) - block.p.amax(1, keepdim=True).log()
+        return torch.where(y == 0, 0, y * (log_sum - x))
+    return F.softplus(x, threshold=40) - torch.where(y == 0, 0, y * x)
+
+
+def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
+    """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
+    p = block.p
+    wanted = block.y * slope["cross_entropy"] if "cross_entropy" in slope else None
+    h = _probability_gradient(block, slope)
+    if activation == "softmax":
+        gradient = out if out.dtype == h.dtype else torch.empty_like(h)
+        h = torch.ops.aten._softmax_backward_data.out(h, p, 1, h.dtype, grad_input=gradient)
+    elif activation == "sigmoid":
+        h.mul_(p).mul_(1 - p)
+    # The cross-entropy's gradient in the logits needs no division by p: wanted * (p - 1), summed over classes or not.
+    if wanted is not None and activation == "softmax":
+        h.addcmul_(p, wanted.sum(1, keepdim=True)).sub_(wanted)
+    elif wanted is not None:
+        h.addcmul_(p, slope["cross_entropy"]).sub_(wanted)
+    if block.weight is not None:
+        h.mul_(block.weight)
+    if h is not out:
+        out.copy_(h)
+
+
+def _probability_gradient(block: Block, slope: dict[str, Tensor]) -> Tensor:
+    """The gradient of the probabilities, in place of `y`."""
+    y, p = block.y, block.p
+    overlap = y * slope["intersection"] if "intersection" in slope else None
+    h = y.sub_(p).mul_(-2 * slope["error_sq"]) if "error_sq" in slope else y.zero_()
+    if "prediction_sq" in slope:
+        h.addcmul_(p, slope["prediction_sq"], value=2)
+    if "prediction" in slope:
+        h.add_(slope["prediction"])
+    return h if overlap is None else h.add_(overlap)

@@ -1,0 +1,59 @@
+"""`torch.ops.polydice.pixel_sums`: the pass over the pixels as one torch operator.
+
+An operator, so that a tracer sees one node: the loop over blocks is not unrolled, and the checks of label values,
+which depend on data, do not break the graph. Backward is an operator of its own that keeps nothing but the inputs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydice.kernels import eager
+from polydice.kernels.eager import Options
+
+_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want"
+_library = torch.library.Library("polydice", "DEF")
+_library.define(f"pixel_sums({_INPUTS}) -> Tensor")
+_library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
+
+
+def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
+             want: Sequence[str]) -> Tensor:  # fmt: skip
+    return eager.forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
+
+
+def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
+              ignore_index: int | None, want: Sequence[str]) -> Tensor:  # fmt: skip
+    return eager.backward(grad, logits, target, mask, Options(activation, ignore_index, tuple(want)))
+
+
+def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
+                  want: Sequence[str]) -> Tensor:  # fmt: skip
+    return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
+
+
+def _fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, target, mask, *ctx.options = inputs
+    ctx.save_for_backward(logits, target, mask)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    gradient = torch.ops.polydice.pixel_sums_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return gradient, None, None, None, None, None
+
+
+for _name, _real, _fake in (
+    ("pixel_sums", _forward, _fake_forward),
+    ("pixel_sums_backward", _backward, _fake_backward),
+):
+    _library.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polydice::{_name}", _fake, lib=_library)
+torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
+
+pixel_sums = torch.ops.polydice.pixel_sums

@@ -1,0 +1,225 @@
+"""Every loss: a few lines each on the sums of `pixel_sums`, `[B, C]` tensors."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, not_negative, number
+from polydice.geometry import cosine_coefficients, misalignment, mismatch, polynomial, ratio, squared_angle
+from polydice.sums import PixelSums, check_option
+
+SCALES = ("coupled", "detached", "none")
+
+
+class DiceLoss(RegionLoss):
+    """L = Σ(y − ŷ)² / (Σy² + Σŷ² + δ), which is 1 − (2Σyŷ + δ)/(Σy² + Σŷ² + δ).
+
+    `squared=False` takes Σy + Σŷ in place of the squares, as nnU-Net and smp do.
+
+    >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
+    >>> DiceLoss()(logits, labels).shape
+    torch.Size([])
+    """
+
+    def __init__(self, *, squared: bool = True, **options: Unpack[RegionOptions]) -> None:
+        super().__init__(**options)
+        self.squared = squared
+        self.want = ("prediction_sq", "target_sq", "error_sq") if squared else ("intersection", "prediction", "target")
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        if self.squared:
+            return ratio(sums.error_sq, sums.target_sq + sums.prediction_sq + self.smooth)
+        volumes = sums.target + sums.prediction
+        return ratio(volumes - 2 * sums.intersection, volumes + self.smooth)
+
+
+class PolyDiceLoss(RegionLoss):
+    """L = (1 − s) + s·Σ_k coefficients[k−1]·θ^(2k), with the scale s and the angle θ between y and ŷ.
+
+    `scale="coupled"` is that formula; `"detached"` holds s fixed in the second term's gradient; `"none"` has s = 1.
+
+    >>> PolyDiceLoss((0.5, -1 / 24))  # DropDice of order 2
+    PolyDiceLoss(coefficients=(0.5, -0.041666666666666664))
+    """
+
+    def __init__(
+        self, coefficients: Sequence[float], *, scale: str = "coupled", **options: Unpack[RegionOptions]
+    ) -> None:
+        super().__init__(**options)
+        check_option("scale", scale, SCALES)
+        if len(coefficients) == 0:
+            raise ValueError("coefficients is empty: the loss would not depend on the angle")
+        self.coefficients = tuple(number("coefficients", value) for value in coefficients)
+        self.scale = scale
+        self.want = ("prediction_sq", "target_sq", "error_sq") + (("intersection",) if scale == "none" else ())
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        a, b = sums.target_sq, sums.prediction_sq
+        x = misalignment(a, b, sums.error_sq, self.smooth, sums.intersection)
+        angular = polynomial(self.coefficients, squared_angle(x))
+        if self.scale == "none":
+            return angular
+        lost = mismatch(a, b, self.smooth)
+        s = 1 - lost
+        return lost + (s.detach() if self.scale == "detached" else s) * angular
+
+
+class DropDiceLoss(PolyDiceLoss):
+    """Dice with the cosine's series cut after `order` terms: q = Σ_{k ≤ order} (−1)^(k−1) θ^(2k)/(2k)!.
+
+    >>> DropDiceLoss(order=1)
+    DropDiceLoss(order=1)
+    """
+
+    def __init__(self, order: int, *, scale: str = "coupled", **options: Unpack[RegionOptions]) -> None:
+        if not isinstance(order, int) or isinstance(order, bool):
+            raise TypeError(f"order must be an integer: {order!r}")
+        if order < 1:
+            raise ValueError(f"order must be at least 1: {order}")
+        super().__init__(cosine_coefficients(order), scale=scale, **options)
+        self.order = order
+
+
+class PolyDice1Loss(PolyDiceLoss):
+    """Dice with only the leading term of the cosine's series, its coefficient moved: q = (½ + ε)·θ².
+
+    >>> PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()  # still one pass over the pixels
+    PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()
+    """
+
+    def __init__(self, epsilon: float, *, scale: str = "coupled", **options: Unpack[RegionOptions]) -> None:
+        super().__init__((0.5 + number("epsilon", epsilon),), scale=scale, **options)
+        self.epsilon = float(epsilon)
+
+
+class TverskyLoss(RegionLoss):
+    """L = (α·FP + β·FN) / (I + α·FP + β·FN + δ), FP = Σŷ − I, FN = Σy − I: α weighs false positives, β misses."""
+
+    want = ("intersection", "prediction", "target")
+
+    def __init__(self, alpha: float = 0.3, beta: float = 0.7, **options: Unpack[RegionOptions]) -> None:
+        super().__init__(**options)
+        self.alpha = number("alpha", alpha, least=0)
+        self.beta = number("beta", beta, least=0)
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        overlap = sums.intersection
+        wrong = self.alpha * (sums.prediction - overlap) + self.beta * (sums.target - overlap)
+        return ratio(wrong, overlap + wrong + self.smooth)
+
+
+class FocalTverskyLoss(TverskyLoss):
+    """L = T^(1/γ) of the Tversky loss T. The power has an infinite slope at T = 0: there it is taken as 0."""
+
+    def __init__(
+        self, alpha: float = 0.3, beta: float = 0.7, gamma: float = 4 / 3, **options: Unpack[RegionOptions]
+    ) -> None:
+        super().__init__(alpha, beta, **options)
+        self.gamma = number("gamma", gamma)
+        if self.gamma <= 0:
+            raise ValueError(f"gamma must be positive: {gamma}")
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        base = super().per_class(sums)
+        perfect = base <= 0
+        return torch.where(perfect, 0, torch.where(perfect, 1, base) ** (1 / self.gamma))
+
+
+class TvMFDiceLoss(RegionLoss):
+    """L = (1 − φ)², φ = (1 + c)/(1 + κ(1 − c)) − 1, of the cosine c: the t-vMF similarity of Kato and Hotta.
+
+    κ is one number, or one per class. `update_kappa` makes it the adaptive form: κ_c = 32·Dice_c, from the validation.
+
+    >>> loss = TvMFDiceLoss(kappa=0)
+    >>> loss.update_kappa([1.0, 0.5])
+    >>> loss
+    TvMFDiceLoss(kappa=[32.0, 16.0])
+    """
+
+    want = ("intersection", "prediction_sq", "target_sq", "error_sq")
+    kappa: Tensor
+
+    def __init__(self, kappa: float | Sequence[float] | Tensor, **options: Unpack[RegionOptions]) -> None:
+        super().__init__(**options)
+        self.register_buffer("kappa", not_negative("kappa", kappa))
+
+    def update_kappa(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        """Dice in [0, 1] of every class, background included, to κ = 32·Dice."""
+        dice = not_negative("dice_per_class", dice_per_class)
+        if dice.ndim != 1 or dice.max() > 1:
+            raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
+        self.kappa = (32 * dice).to(self.kappa)
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        a, b = sums.target_sq, sums.prediction_sq
+        if self.kappa.ndim == 1 and len(self.kappa) != a.shape[1]:
+            raise ValueError(f"kappa has {len(self.kappa)} entries, the logits have {a.shape[1]} classes")
+        kappa = self.kappa.to(a.dtype)
+        x = misalignment(a, b, sums.error_sq, self.smooth, sums.intersection)
+        return (x * (1 + 2 * kappa) / (1 + kappa * x)).square()  # 1 − φ, without its cancellation
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(f"{prefix}kappa")
+        if saved is not None:  # one number may have become one per class
+            self.kappa = self.kappa.new_empty(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class CrossEntropyLoss(Loss):
+    """`F.cross_entropy` (softmax) or `F.binary_cross_entropy_with_logits` (sigmoid), weights and ignored pixels
+    included, from the sums E_c = Σ −y·log ŷ. Without a pixel that counts it is 0, where torch gives NaN.
+
+    `reduction="none"` gives w_c·E_c per image and class, and `"sum"` their sum.
+
+    >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
+    >>> float(CrossEntropyLoss()(logits, labels) - nn.functional.cross_entropy(logits, labels)) < 1e-6
+    True
+    """
+
+    def __init__(self, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        if self.activation == "none":
+            raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
+        if self.process_group is not None and self.reduction == "none":
+            raise ValueError("process_group adds up sums over the batch: reduction='none' has none")
+        self.want = ("cross_entropy", "pixels") + (("target",) if self.activation == "softmax" else ())
+
+    @property
+    def over_batch(self) -> bool:
+        return self.reduction != "none"
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        return sums.cross_entropy
+
+    def evaluate(self, sums: PixelSums) -> Tensor:
+        losses = self.per_class(sums)
+        weight = self.class_weights(losses)
+        losses = torch.where(weight == 0, 0, weight * losses)
+        if self.reduction == "none":
+            return losses
+        return losses.sum() if self.reduction == "sum" else ratio(losses.sum(), self._count(sums, weight))
+
+    def _count(self, sums: PixelSums, weight: Tensor) -> Tensor:
+        """What torch divides by: the labelled pixels' weights; for masks the pixels; for sigmoid each channel's."""
+        if self.activation == "sigmoid":
+            return (sums.pixels if self.include_background else sums.pixels[:, 1:]).sum()
+        return (weight * sums.target).sum() if sums.labels else sums.pixels[:, 0].sum()
+
+
+class PolyCE1Loss(CrossEntropyLoss):
+    """Cross-entropy + ε·(1 − p_t), p_t the probability of the truth, pixel by pixel: PolyLoss of order 1."""
+
+    def __init__(self, epsilon: float = 1.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        self.epsilon = number("epsilon", epsilon)
+        self.want = ("cross_entropy", "pixels", "target", "intersection")
+        if self.activation == "sigmoid":
+            self.want += ("prediction",)
+
+    def per_class(self, sums: PixelSums) -> Tensor:
+        missed = sums.target - sums.intersection
+        if self.activation == "sigmoid":  # p_t is 1 − ŷ where y = 0
+            missed = missed + sums.prediction - sums.intersection
+        return sums.cross_entropy + self.epsilon * missed

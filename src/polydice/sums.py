@@ -1,0 +1,153 @@
+"""The pass over the pixels: `(logits, target)` to a few sums per image and class. It checks what it is given."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polydice.kernels import eager, op
+
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+IMPLEMENTATIONS = ("auto", "fused", "eager")
+
+
+_UNWANTED: Any = None
+
+
+class PixelSums(NamedTuple):
+    """Sums over the pixels of one image, for each class: `[B, C]` each, `None` where not wanted. ŷ is the prediction
+    after the activation, y the target; a float mask weighs every pixel's part."""
+
+    intersection: Tensor = _UNWANTED  # Σ y·ŷ
+    prediction: Tensor = _UNWANTED  # Σ ŷ
+    prediction_sq: Tensor = _UNWANTED  # Σ ŷ²
+    target: Tensor = _UNWANTED  # Σ y
+    target_sq: Tensor = _UNWANTED  # Σ y²
+    error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
+    cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
+    pixels: Tensor = _UNWANTED  # pixels not ignored
+    labels: bool = True  # whether the target was class labels (else masks)
+
+
+FIELDS = PixelSums._fields[:-1]
+
+
+def pixel_sums(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    activation: str = "softmax",
+    ignore_index: int | None = None,
+    mask: Tensor | None = None,
+    want: Sequence[str] | None = None,
+    impl: str = "auto",
+) -> PixelSums:
+    """One differentiable pass over the pixels, and all that any loss here is made of.
+
+    logits `[B, C, *spatial]`; target `[B, *spatial]` or `[B, 1, *spatial]` class labels, or masks of the logits' own
+    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation. Sums are
+    float32, float64 for float64 logits. Wanted by default: every sum the activation allows.
+
+    >>> logits = torch.tensor([[[2.0, -1.0], [0.0, 1.0]]])  # one image, two classes, two pixels
+    >>> sums = pixel_sums(logits, torch.tensor([[0, 1]]), want=["intersection", "target"])
+    >>> sums.intersection
+    tensor([[0.8808, 0.8808]])
+    """
+    if want is None:
+        want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
+    stacked, labels = stacked_sums(
+        logits, target, mask, activation=activation, ignore_index=ignore_index, want=want, impl=impl
+    )
+    return unstack(stacked.to(eager.pixel_dtype(logits)), want, labels)
+
+
+def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
+    return PixelSums(**dict(zip(want, stacked.unbind(), strict=True)), labels=labels)
+
+
+def stacked_sums(
+    logits: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    *,
+    activation: str,
+    ignore_index: int | None,
+    want: Sequence[str],
+    impl: str,
+) -> tuple[Tensor, bool]:
+    """The wanted sums, `[len(want), B, C]` in the type they were accumulated in, and whether the target was labels."""
+    check_option("activation", activation, ACTIVATIONS)
+    check_option("impl", impl, IMPLEMENTATIONS)
+    _check_want(want, activation)
+    labels = _check(logits, target, mask, activation, ignore_index)
+    if impl == "fused":
+        raise ValueError(f"impl='fused' needs CUDA and Triton; the logits are on {logits.device}")
+    batch, classes = logits.shape[:2]
+    pixels = math.prod(logits.shape[2:])
+    stacked = op.pixel_sums(
+        logits.reshape(batch, classes, pixels),
+        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
+        None if mask is None else mask.reshape(batch, pixels),
+        activation,
+        ignore_index,
+        list(want),
+    )
+    return stacked, labels
+
+
+def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+
+
+def _check_want(want: Sequence[str], activation: str) -> None:
+    for name in want:
+        check_option("want", name, FIELDS)
+    if len(set(want)) != len(want) or not want:
+        raise ValueError(f"want must name each sum once, and at least one: {tuple(want)}")
+    if "cross_entropy" in want and activation == "none":
+        raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
+
+
+def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None) -> bool:
+    """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
+    shown = f"logits {_show(logits)}, target {_show(target)}"
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating: {shown}")
+    if logits.ndim < 2:
+        raise ValueError(f"logits must be [B, C, *spatial]: {shown}")
+    if target.device != logits.device or (mask is not None and mask.device != logits.device):
+        others = f"target on {target.device}" + ("" if mask is None else f", mask on {mask.device}")
+        raise ValueError(f"logits are on {logits.device}, {others}")
+    batch, classes, *spatial = logits.shape
+    if classes == 0:
+        raise ValueError(f"logits have no channel: {shown}")
+    if activation == "softmax" and classes == 1:
+        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {shown}")
+    integer = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    plane = ([batch, *spatial], [batch, 1, *spatial])
+    labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
+    if not labels and (target.shape != logits.shape or target.is_complex()):
+        hint = "" if integer or list(target.shape) not in plane else "; class labels must be integers: target.long()"
+        raise ValueError(
+            f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
+            f"{shown}{hint}"
+        )
+    if not labels and ignore_index is not None:
+        raise ValueError(f"ignore_index={ignore_index} needs labels; pass mask= to leave out pixels of masks: {shown}")
+    if mask is not None:
+        _check_mask(mask, plane, shown)
+    return labels
+
+
+def _check_mask(mask: Tensor, plane: tuple[list[int], list[int]], shown: str) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"mask must be boolean, or floating to weigh pixels: mask {_show(mask)}, {shown}")
+    if list(mask.shape) not in plane:
+        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: mask {_show(mask)}, {shown}")
+
+
+def _show(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
