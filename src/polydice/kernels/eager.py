@@ -21,6 +21,11 @@ ACCELERATOR_BLOCK = 1 << 24
 RUN = 256
 
 
+FIELDS = (
+    "intersection", "prediction", "prediction_sq", "target", "target_sq", "error_sq", "cross_entropy", "pixels",
+)  # fmt: skip
+
+
 class Options(NamedTuple):
     """What the pass is asked for. `want` names the sums, in the order in which they come out."""
 

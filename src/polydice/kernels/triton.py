@@ -1,0 +1,363 @@
+"""The pass over the pixels as one Triton kernel forward and one backward.
+
+A program walks over tiles of all classes x a run of pixels of one image. The activation stays in registers, each wanted
+sum is accumulated over the tiles and reduced once; unwanted ones are compiled out. Every program writes its partial
+sums, which are then added up in a fixed order: no atomics, the same bits every time. Backward computes the
+probabilities anew from the logits: one read, one write.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polydice.kernels.eager import FIELDS, Options, sum_dtype
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
+SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _load(
+    logits, target, mask, image, start, classes, count, ignore_index,
+    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A tile's logits and targets, which pixels count and with what weight, and how many labels no class has."""
+    channel = _channels(WIDE, BLOCK_C)
+    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
+    inside = pixel < count - start
+    valid = inside
+    weight = valid.to(tl.float32)
+    if HAS_MASK:
+        here = mask + image * mask_b + start * mask_n + pixel * mask_n
+        weight = tl.load(here, mask=inside, other=0).to(tl.float32)
+        valid = valid & (weight != 0)
+    target += image * target_b + start * target_n
+    if LABELS:
+        label = tl.load(target + pixel * target_n, mask=inside, other=0).to(tl.int64)
+        if HAS_IGNORE:
+            valid = valid & (label != ignore_index)
+        bad = (valid & ((label < 0) | (label >= tl.maximum(classes, 2)))).to(tl.int32)
+        # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
+        label = tl.where(valid, label - (classes == 1).to(tl.int64), -1).to(tl.int32)
+        y = (channel == label[None, :]).to(tl.float32)
+    else:
+        here = target + channel * target_c + (pixel * target_n)[None, :]
+        given = tl.load(here, mask=(channel < classes) & valid[None, :], other=0)
+        y = given.to(tl.float32)
+        bad = tl.zeros_like(pixel)
+        if not given.dtype.is_floating():
+            bad = tl.sum(((given < 0) | (given > 1)).to(tl.int32), 0)
+    here = logits + image * logits_b + start * logits_n + (channel * logits_c + (pixel * logits_n)[None, :])
+    nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
+    if EVEN:
+        x = tl.load(here).to(tl.float32)
+    else:
+        x = tl.load(here, mask=(channel < classes) & inside[None, :], other=nothing).to(tl.float32)
+    if HAS_MASK or HAS_IGNORE:
+        x = tl.where(valid[None, :], x, nothing)
+    return x, y, valid, weight, bad
+
+
+@triton.jit
+def _channels(WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Offsets within an image take 32 bits, half the registers, unless the image is too large for that."""
+    channel = tl.arange(0, BLOCK_C)[:, None]
+    return channel.to(tl.int64) if WIDE else channel
+
+
+@triton.jit
+def _probability(x, valid, ACTIVATION: tl.constexpr):
+    """The activation, 0 at pixels that do not count, and the logarithm of the softmax's sum."""
+    log_sum = tl.zeros_like(valid.to(tl.float32))
+    if ACTIVATION == SOFTMAX:
+        top = tl.where(valid, tl.max(x, 0), 0.0)
+        p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
+        total = tl.sum(p, 0)
+        p = p * tl.where(valid, 1.0 / total, 0.0)[None, :]
+        log_sum = top + tl.log2(total) * LN_2
+    elif ACTIVATION == SIGMOID:
+        p = 1.0 / (1.0 + tl.exp2(-x * LOG2_E))
+    else:
+        p = x
+    return p, log_sum
+
+
+@triton.jit
+def _cross_entropy(x, y, log_sum, ACTIVATION: tl.constexpr):
+    if ACTIVATION == SOFTMAX:
+        return tl.where(y == 0, 0.0, y * (log_sum[None, :] - x))
+    # log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again.
+    u = tl.exp2(-tl.abs(x) * LOG2_E)
+    above = (1.0 + u) - 1.0
+    log1p = tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
+    return tl.maximum(x, 0.0) + log1p - tl.where(y == 0, 0.0, y * x)
+
+
+@triton.jit
+def _add_pair(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _fold(values, p, weight, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
+    """A tile's values, weighed, added up over neighbours that one thread holds: a smaller accumulator.
+
+    p rides along so that values which do not come from memory, such as y, are laid out over the threads as it is;
+    its sum is not used, and is not computed.
+    """
+    if WEIGH:
+        values = values * weight[None, :]
+    pair = (
+        tl.reshape(values, (BLOCK_C, BLOCK_N // VECTOR, VECTOR)),
+        tl.reshape(p, (BLOCK_C, BLOCK_N // VECTOR, VECTOR)),
+    )
+    return tl.reduce(pair, 2, _add_pair)[0]
+
+
+@triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
+def _forward(
+    logits, target, mask, partials, classes, count, batch, programs, ignore_index,
+    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
+    INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
+    TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """partials `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where it is not wanted."""
+    image = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
+    zeros = tl.zeros((BLOCK_C, BLOCK_N // VECTOR), tl.float32)
+    intersection = zeros
+    prediction = zeros
+    prediction_sq = zeros
+    truth = zeros
+    truth_sq = zeros
+    error_sq = zeros
+    entropy = zeros
+    pixels = zeros
+    faults = tl.zeros((BLOCK_N,), tl.int32)
+    for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
+        x, y, valid, weight, bad = _load(
+            logits, target, mask, image, start, classes, count, ignore_index,
+            logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
+        )  # fmt: skip
+        p, log_sum = _probability(x, valid, ACTIVATION)
+        faults += bad
+        if INTERSECTION >= 0:
+            intersection += _fold(y * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if PREDICTION >= 0:
+            prediction += _fold(p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if PREDICTION_SQ >= 0:
+            prediction_sq += _fold(p * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if TARGET >= 0:
+            truth += _fold(y, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if TARGET_SQ >= 0:
+            truth_sq += _fold(y if LABELS else y * y, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if ERROR_SQ >= 0:
+            error_sq += _fold((y - p) * (y - p), p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if CROSS_ENTROPY >= 0:
+            each = tl.where(valid[None, :], _cross_entropy(x, y, log_sum, ACTIVATION), 0.0)
+            entropy += _fold(each, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+        if PIXELS >= 0:
+            counted = tl.broadcast_to(valid.to(tl.float32)[None, :], (BLOCK_C, BLOCK_N))
+            pixels += _fold(counted, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
+    # A label that no class has makes the image's sums NaN: raising would mean to wait for the device.
+    poison = tl.where(tl.sum(faults) > 0, float("nan"), 0.0)
+    channel = tl.arange(0, BLOCK_C)
+    out = partials + (program * batch + image) * classes + channel
+    step = programs.to(tl.int64) * batch * classes
+    inside = channel < classes
+    if INTERSECTION >= 0:
+        tl.store(out + INTERSECTION * step, tl.sum(intersection, 1) + poison, mask=inside)
+    if PREDICTION >= 0:
+        tl.store(out + PREDICTION * step, tl.sum(prediction, 1) + poison, mask=inside)
+    if PREDICTION_SQ >= 0:
+        tl.store(out + PREDICTION_SQ * step, tl.sum(prediction_sq, 1) + poison, mask=inside)
+    if TARGET >= 0:
+        tl.store(out + TARGET * step, tl.sum(truth, 1) + poison, mask=inside)
+    if TARGET_SQ >= 0:
+        tl.store(out + TARGET_SQ * step, tl.sum(truth_sq, 1) + poison, mask=inside)
+    if ERROR_SQ >= 0:
+        tl.store(out + ERROR_SQ * step, tl.sum(error_sq, 1) + poison, mask=inside)
+    if CROSS_ENTROPY >= 0:
+        tl.store(out + CROSS_ENTROPY * step, tl.sum(entropy, 1) + poison, mask=inside)
+    if PIXELS >= 0:
+        tl.store(out + PIXELS * step, tl.sum(pixels, 1) + poison, mask=inside)
+
+
+@triton.jit
+def _slope(grad, image, batch, classes, FIELD: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The gradient of one sum in every class of an image, `[C, 1]`; 0 where the sum was not wanted."""
+    channel = tl.arange(0, BLOCK_C)
+    slope = tl.zeros((BLOCK_C,), tl.float32)
+    if FIELD >= 0:
+        here = grad + (FIELD * batch + image) * classes + channel
+        slope = tl.load(here, mask=channel < classes, other=0.0).to(tl.float32)
+    return slope[:, None]
+
+
+@triton.jit
+def _of_target(slope, y, LABELS: tl.constexpr):
+    """slope * y; for labels a choice, which is cheaper than a product."""
+    return tl.where(y > 0, slope, 0.0) if LABELS else slope * y
+
+
+@triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
+def _backward(
+    grad, logits, target, mask, result, classes, count, batch, programs, ignore_index,
+    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n,
+    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
+    INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
+    TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """grad `[sums, B, C]` -> result `[B, C, N]`."""
+    image = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
+    channel = _channels(WIDE, BLOCK_C)
+    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
+    # The gradient of a probability is slope * p + offset + overlap * y.
+    of_error_sq = 2 * _slope(grad, image, batch, classes, ERROR_SQ, BLOCK_C)
+    slope = of_error_sq + 2 * _slope(grad, image, batch, classes, PREDICTION_SQ, BLOCK_C)
+    overlap = _slope(grad, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
+    offset = _slope(grad, image, batch, classes, PREDICTION, BLOCK_C)
+    of_entropy = _slope(grad, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
+    for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
+        x, y, valid, weight, _ = _load(
+            logits, target, mask, image, start, classes, count, ignore_index,
+            logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
+        )  # fmt: skip
+        p, _ = _probability(x, valid, ACTIVATION)
+        h = slope * p + _of_target(overlap, y, LABELS)
+        if PREDICTION >= 0:
+            h += offset
+        if ACTIVATION == SOFTMAX:
+            # That of cross-entropy needs no division by p: it joins after the softmax.
+            inner = p * h
+            if CROSS_ENTROPY >= 0:
+                inner -= _of_target(of_entropy, y, LABELS)
+            h = p * (h - tl.sum(inner, 0)[None, :])
+        elif ACTIVATION == SIGMOID:
+            h = p * (1 - p) * h
+            if CROSS_ENTROPY >= 0:
+                h += of_entropy * p
+        if CROSS_ENTROPY >= 0:
+            h -= _of_target(of_entropy, y, LABELS)
+        if HAS_MASK:
+            h = h * weight[None, :]
+        if ACTIVATION == NONE:
+            h = tl.where(valid[None, :], h, 0.0)
+        here = result + image * result_b + start * result_n + (channel * result_c + (pixel * result_n)[None, :])
+        h = h.to(result.dtype.element_ty)
+        if EVEN:
+            tl.store(here, h)
+        else:
+            tl.store(here, h, mask=(channel < classes) & (pixel < count - start)[None, :])
+
+
+class Shape(NamedTuple):
+    """A tile: so many classes (a power of two) x pixels, the neighbours that one thread holds, and the warps."""
+
+    classes: int
+    pixels: int
+    vector: int
+    warps: int
+    stages: int
+
+
+def tile_shape(logits: Tensor) -> Shape:
+    classes = triton.next_power_of_2(logits.shape[1])
+    pixels = max(16, min(1024, 8192 // classes, triton.next_power_of_2(logits.shape[2])))
+    return Shape(classes, pixels, vector=4, warps=4)
+
+
+def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """As `eager.forward`, for CUDA tensors."""
+    batch, classes, count = logits.shape
+    if logits.numel() == 0:
+        return torch.zeros(len(options.want), batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
+    shape = tile_shape(logits)
+    programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
+    partials = torch.empty(len(options.want), programs, batch, classes, dtype=torch.float32, device=logits.device)
+    with _on(logits.device):
+        _forward[(batch * programs,)](
+            *_pointers(logits, target, mask), partials, classes, count, batch, programs, options.ignore_index or 0,
+            *_strides(logits, target, mask), **_constants(logits, target, mask, options, shape),
+        )  # fmt: skip
+    return partials.sum(1, dtype=sum_dtype(logits.device))
+
+
+def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """As `eager.backward`, for CUDA tensors."""
+    batch, classes, count = logits.shape
+    result = torch.empty_like(logits)
+    if logits.numel() == 0:
+        return result
+    shape = tile_shape(logits)
+    programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
+    with _on(logits.device):
+        _backward[(batch * programs,)](
+            grad.contiguous(), *_pointers(logits, target, mask), result, classes, count, batch, programs,
+            options.ignore_index or 0, *_strides(logits, target, mask), *result.stride(),
+            **_constants(logits, target, mask, options, shape),
+        )  # fmt: skip
+    return result
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device; the tensors may be on another."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _resident_programs(device: torch.device) -> int:
+    """So many programs fill the device, twice over. The interpreter has no device: few, but several."""
+    return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 6
+
+
+def _pointers(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return logits, _bytes(target), logits if mask is None else _bytes(mask)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def _strides(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:
+    image, *channel, pixel = target.stride()
+    return (*logits.stride(), image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.stride()))
+
+
+def _constants(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, shape: Shape
+) -> dict[str, int | bool]:
+    place = {name.upper(): options.want.index(name) if name in options.want else -1 for name in FIELDS}
+    even = logits.shape[1] == shape.classes and logits.shape[2] % shape.pixels == 0
+    reach = max(shape.classes * tensor.stride(1) + shape.pixels * tensor.stride(-1) for tensor in (logits, target))
+    return place | {
+        "ACTIVATION": ACTIVATIONS[options.activation],
+        "LABELS": target.ndim == 2,
+        "HAS_MASK": mask is not None,
+        "HAS_IGNORE": options.ignore_index is not None,
+        "EVEN": even,
+        "WIDE": reach >= 2**31,
+        "BLOCK_C": shape.classes,
+        "BLOCK_N": shape.pixels,
+        "VECTOR": shape.vector,
+        "STAGES": shape.stages,
+        "num_warps": shape.warps,
+    }

@@ -1,0 +1,248 @@
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
+from polydice.kernels import eager
+from polydice.sums import FIELDS
+from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
+
+# torch's own tracer makes an instance of every autograd function, and torch warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+# Compiled code may join or reorder float64 operations.
+SAME = 1e-12
+
+
+class Calls(TorchDispatchMode):
+    """Records the calls of the library's own operators: each is one to a tracer, whatever it does inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple, dict]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function.namespace == "polydice":
+            self.calls.append((function, args, kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def names(self) -> list[str]:
+        return [function.name() for function, _, _ in self.calls]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+# The operator
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["labels", "ignored", "soft"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_operator_is_what_torch_asks_of_one(activation: str, kind: str, masked: bool) -> None:
+    """opcheck: schema, autograd registration, the fake implementation, tracing with dynamic shapes."""
+    x = predictions((2, 3, 40), activation, torch.float32).requires_grad_()
+    target = torch.rand(2, 3, 40) if kind == "soft" else torch.randint(3, (2, 40))
+    mask, ignored = torch.rand(2, 40) if masked else None, 1 if kind == "ignored" else None
+    with Calls() as recorded:
+        sums = pixel_sums(x, target, activation=activation, mask=mask, ignore_index=ignored)
+        sums.intersection.sum().backward()
+    assert recorded.names == ["polydice::pixel_sums", "polydice::pixel_sums_backward"]
+    (forward, args, kwargs), (backward, backward_args, backward_kwargs) = recorded.calls
+    torch.library.opcheck(forward, tuple(x if a is args[0] else a for a in args), kwargs)
+    # It has no derivative of its own: it is checked as a plain function.
+    utilities = ("test_schema", "test_faketensor")
+    torch.library.opcheck(backward, backward_args, backward_kwargs, test_utils=utilities)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_fake_tensors_have_the_shapes_types_and_strides_of_real_ones(dtype: torch.dtype, layout: str) -> None:
+    x = torch.randn(2, 3, 8, 8).to(dtype)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(3, (2, 8, 8))
+
+    def run(logits: Tensor, target: Tensor) -> list[Tensor]:
+        logits = logits.detach().requires_grad_()
+        value = DiceLoss()(logits, target)
+        return [value, torch.autograd.grad(value, logits)[0]]
+
+    real = run(x, labels)
+    with FakeTensorMode() as mode:
+        fake = run(mode.from_tensor(x), mode.from_tensor(labels))
+    for one, other in zip(real, fake, strict=True):
+        assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+@each_loss
+def test_no_loss_asks_the_host_for_a_value(case: Case) -> None:
+    """Tensors without values can answer no such question: this would raise."""
+    with FakeTensorMode():
+        x = torch.randn(2, 3, 40, requires_grad=True)
+        labels, mask = torch.randint(3, (2, 40)), torch.rand(2, 40)
+        options = {"absent": "skip"} if case.region else {}
+        case.make(ignore_index=0, include_background=False, **options)(x, labels, mask).backward()
+        assert x.grad.shape == x.shape
+
+
+def test_meta_tensors_pass() -> None:
+    x = torch.empty(2, 3, 8, 8, device="meta", requires_grad=True)
+    loss = DiceLoss()(x, torch.empty(2, 8, 8, device="meta", dtype=torch.long))
+    loss.backward()
+    assert loss.shape == ()
+    assert x.grad.shape == x.shape
+
+
+def test_a_graph_of_the_gradient_gives_the_same_gradient() -> None:
+    x, labels = torch.randn(2, 3, 40, dtype=torch.float64, requires_grad=True), torch.randint(3, (2, 40))
+    loss = DiceLoss()(x, labels)
+    (plain,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (with_graph,) = torch.autograd.grad(loss, x, create_graph=True)
+    torch.testing.assert_close(with_graph.detach(), plain, rtol=0, atol=0)
+
+
+def test_the_second_derivative_is_right_or_refused() -> None:
+    """Never a silent 0."""
+    x, labels = torch.randn(2, 3, 10, dtype=torch.float64, requires_grad=True), torch.randint(3, (2, 10))
+    (gradient,) = torch.autograd.grad(DiceLoss()(x, labels), x, create_graph=True)
+    try:
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+    except (RuntimeError, NotImplementedError):
+        return
+    step = 1e-6
+
+    def squared(logits: Tensor) -> Tensor:
+        return value_and_gradient(DiceLoss(), logits, labels)[1].square().sum()
+
+    moved = torch.zeros_like(x)
+    moved[0, 0, 0] = step
+    numeric = (squared(x + moved) - squared(x - moved)) / (2 * step)
+    torch.testing.assert_close(second[0, 0, 0], numeric, rtol=1e-5, atol=1e-12)
+
+
+# One pass
+
+
+def test_a_sum_of_losses_makes_one_pass() -> None:
+    x, labels = torch.randn(2, 3, 40, requires_grad=True), torch.randint(3, (2, 40))
+    loss = PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss() + DiceLoss(squared=False)
+    with Calls() as recorded:
+        loss(x, labels).backward()
+    assert recorded.names == ["polydice::pixel_sums", "polydice::pixel_sums_backward"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "sums"),
+    [
+        (DiceLoss(), {"prediction_sq", "target_sq", "error_sq"}),
+        (DiceLoss(squared=False), {"intersection", "prediction", "target"}),
+        (CrossEntropyLoss(), {"cross_entropy", "pixels", "target"}),
+    ],
+)
+def test_sums_that_no_loss_wants_are_not_made(loss: torch.nn.Module, sums: set[str]) -> None:
+    with Calls() as recorded:
+        loss(torch.randn(2, 3, 40), torch.randint(3, (2, 40)))
+    wanted = next(arg for arg in recorded.calls[0][1] if isinstance(arg, list) and arg and arg[0] in FIELDS)
+    assert set(wanted) == sums
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+@each_loss_and_activation
+def test_every_loss_compiles_in_one_graph(case: Case, activation: str, kind: str) -> None:
+    x = predictions((2, 3, 6, 7), activation)
+    target = torch.randint(3, (2, 6, 7)) if kind == "labels" else torch.rand(2, 3, 6, 7, dtype=torch.float64)
+    loss = case.make(activation=activation)
+    eager_result = value_and_gradient(loss, x, target)
+    compiled = value_and_gradient(torch.compile(loss, fullgraph=True, backend="aot_eager"), x, target)
+    for found, expected in zip(compiled, eager_result, strict=True):
+        torch.testing.assert_close(found, expected, rtol=SAME, atol=SAME)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ignore_index": 1},
+        {"weight": [1.0, 0.5, 0.0], "absent": "skip"},
+        {"include_background": False, "batch": True},
+        {"reduction": "none"},
+        {"smooth": 0.0, "reduction": "sum"},
+    ],
+    ids=str,
+)
+def test_every_option_compiles_in_one_graph(options: dict) -> None:
+    x, labels, mask = torch.randn(2, 3, 50).double(), torch.randint(3, (2, 50)), torch.rand(2, 50)
+    loss = PolyDice1Loss(0.2, **options)
+    expected = value_and_gradient(loss, x, labels, mask)
+    found = value_and_gradient(torch.compile(loss, fullgraph=True, backend="aot_eager"), x, labels, mask)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=SAME, atol=SAME)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore::UserWarning:torch.*")
+@pytest.mark.parametrize(
+    "loss",
+    [PolyDice1Loss(0.2), DiceLoss(squared=False), PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()],
+    ids=str,
+)
+def test_the_default_compiler_gives_the_same(loss: torch.nn.Module) -> None:
+    x, labels = torch.randn(2, 3, 20, 20, dtype=torch.float64), torch.randint(3, (2, 20, 20))
+    expected = value_and_gradient(loss, x, labels)
+    found = value_and_gradient(torch.compile(loss, fullgraph=True), x, labels)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=SAME, atol=SAME)
+
+
+def test_the_sizes_may_change_from_call_to_call() -> None:
+    loss = PolyDice1Loss(0.2) + CrossEntropyLoss()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
+    for batch, height in ((2, 8), (3, 9), (4, 13)):
+        x = torch.randn(batch, 3, height, 10, dtype=torch.float64)
+        labels = torch.randint(3, (batch, height, 10))
+        expected = value_and_gradient(loss, x, labels)
+        for one, other in zip(value_and_gradient(compiled, x, labels), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=SAME, atol=SAME)
+
+
+def test_the_loop_over_blocks_is_not_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of blocks, one node forward and one backward."""
+    monkeypatch.setattr(eager, "CPU_BLOCK", 3 * eager.RUN)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    aot = torch._dynamo.backends.common.aot_autograd(fw_compiler=backend, bw_compiler=backend)
+    x, labels = torch.randn(2, 3, 200 * eager.RUN, requires_grad=True), torch.randint(3, (2, 200 * eager.RUN))
+    torch.compile(DiceLoss(), fullgraph=True, backend=aot)(x, labels).backward()
+    own = [str(node.target) for graph in graphs for node in graph.graph.nodes if "polydice" in str(node.target)]
+    assert own == ["polydice.pixel_sums.default", "polydice.pixel_sums_backward.default"]
+    # All else is arithmetic on a few numbers.
+    assert sum(len(graph.graph.nodes) for graph in graphs) < 200
+    assert all(
+        node.meta["val"].numel() <= 2 * 3 * len(FIELDS)
+        for graph in graphs
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+        and isinstance(node.meta.get("val"), Tensor)
+        and "view" not in str(node.target)
+        and "pixel_sums_backward" not in str(node.target)
+    )
+
+
+def test_a_bad_label_is_named_in_compiled_code_too() -> None:
+    compiled = torch.compile(DiceLoss(), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="label 7 is not in"):
+        compiled(torch.randn(2, 3, 40), torch.full((2, 40), 7))

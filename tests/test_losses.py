@@ -1,0 +1,663 @@
+import math
+from functools import cache
+
+import monai.losses
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from polydice import (
+    CrossEntropyLoss,
+    DiceLoss,
+    DropDiceLoss,
+    FocalTverskyLoss,
+    PolyCE1Loss,
+    PolyDice1Loss,
+    PolyDiceLoss,
+    TverskyLoss,
+    TvMFDiceLoss,
+    pixel_sums,
+)
+from tests.reference import (
+    CASES,
+    SQUARED_CASES,
+    Case,
+    Reference,
+    dense_masks,
+    each_loss,
+    each_loss_and_activation,
+    each_region_loss,
+    each_squared_loss,
+    mp,
+    mpf,
+    predictions,
+    value_and_gradient,
+)
+
+# What the library promises, against 50 digits: value, gradient.
+TOLERANCE = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-6, 1e-4)}
+# A value is small near a perfect prediction: below this its error is absolute.
+VALUE_FLOOR = 0.1
+# And so is a gradient: there its error is relative to this share of the one a uniform prediction has.
+UNIFORM_SHARE = 0.01
+# The same numbers in another order, or another form: a few hundred roundings.
+SAME = 1e-12
+FOCAL_LEAST_NOISE = 1e-3  # in float32: the power's slope grows without bound below
+THETAS = (1e-6, 1e-4, 1e-2, 0.1, 0.5, 1.2, math.pi / 2)
+SCALES = (1e-3, 0.03, 0.5, 1.0)
+PRECISE = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+
+
+def check(case: Case, found: tuple[Tensor, Tensor], exact: tuple[mpf, Tensor], uniform: Tensor, where: str) -> None:
+    """Value and gradient within what is promised for their type."""
+    value, gradient = found
+    for_value, for_gradient = TOLERANCE[gradient.dtype]
+    value_error = abs(value.item() - float(exact[0])) / max(abs(float(exact[0])), VALUE_FLOOR)
+    assert value_error <= for_value, f"value of {case.name} at {where}"
+    size = max(exact[1].abs().max().item(), UNIFORM_SHARE * uniform.abs().max().item())
+    gradient_error = (gradient.double() - exact[1]).abs().max().item() / size
+    assert gradient_error <= for_gradient, f"gradient of {case.name} at {where}"
+
+
+@cache
+def two_masks() -> Tensor:
+    y = torch.zeros(1, 2, 20, dtype=torch.float64)
+    y[0, 0, :8] = 1
+    y[0, 1, 8:13] = 1
+    return y
+
+
+@cache
+def at_angle(theta: float, scale: float, dtype: torch.dtype) -> Tensor:
+    """A prediction at that angle to the masks, smaller than they are: its scale with δ = 0 is the one given."""
+    y = two_masks()
+    beside = torch.linspace(0.2, 1, 20, dtype=torch.float64) * (1 - y)
+    directions = [v / v.norm(dim=2, keepdim=True) for v in (y, beside)]
+    volume = (1 - math.sqrt(1 - scale**2)) / scale * y.norm(dim=2, keepdim=True)
+    return (volume * (math.cos(theta) * directions[0] + math.sin(theta) * directions[1])).to(dtype)
+
+
+@cache
+def exact_at_angle(theta: float, scale: float, dtype: torch.dtype, delta: float) -> Reference:
+    return Reference(at_angle(theta, scale, dtype), two_masks(), "none", delta)
+
+
+@cache
+def exact_at_uniform(scale: float, delta: float) -> Reference:
+    """A prediction of the same volume and no direction: probabilities as such have no uniform one."""
+    norm = at_angle(0.5, scale, torch.float64).norm(dim=2, keepdim=True)
+    return Reference((norm / math.sqrt(20)).expand(1, 2, 20), two_masks(), "none", delta)
+
+
+@PRECISE
+@each_region_loss
+def test_every_angle_and_scale_against_50_digits(case: Case, dtype: torch.dtype) -> None:
+    for delta in (0.0, 1.0):
+        loss = case.make(activation="none", smooth=delta)
+        for theta in THETAS:
+            if case.name == "focal" and dtype == torch.float32 and theta < FOCAL_LEAST_NOISE:
+                continue
+            for scale in SCALES:
+                found = value_and_gradient(loss, at_angle(theta, scale, dtype), two_masks().to(dtype))
+                exact = exact_at_angle(theta, scale, dtype, delta).evaluate(case)
+                uniform = exact_at_uniform(scale, delta).evaluate(case)[1]
+                check(case, found, exact, uniform, f"θ={theta:.3g} s={scale} δ={delta}")
+
+
+@cache
+def noisy(noise: float, activation: str, kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Reference]:
+    """Logits whose probabilities are about `noise` off, their target, both in 50 digits."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(16).remainder(3).expand(2, 16)
+    y = dense_masks(labels, 3)
+    x = (y if activation == "softmax" else 2 * y - 1) * math.log(1 / noise)
+    x = (x + torch.randn(2, 3, 16, generator=generator, dtype=torch.float64) / 2).to(dtype)
+    if kind == "soft":
+        labels = y = (0.1 + 0.8 * y).to(dtype)
+    return x, labels, Reference(x, y, activation)
+
+
+@cache
+def exact_at_zero_logits(activation: str, kind: str) -> Reference:
+    _, labels, _ = noisy(0.1, activation, kind, torch.float64)
+    y = dense_masks(labels, 3) if kind == "labels" else labels
+    return Reference(torch.zeros(2, 3, 16), y, activation)
+
+
+@PRECISE
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@each_loss
+def test_logits_of_every_confidence_against_50_digits(
+    case: Case, activation: str, kind: str, dtype: torch.dtype
+) -> None:
+    loss = case.make(activation=activation)
+    uniform = exact_at_zero_logits(activation, kind).evaluate(case)[1]
+    for noise in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.4):
+        if case.name == "focal" and dtype == torch.float32 and noise < FOCAL_LEAST_NOISE:
+            continue
+        x, target, exact = noisy(noise, activation, kind, dtype)
+        check(case, value_and_gradient(loss, x, target), exact.evaluate(case), uniform, f"noise={noise}")
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.1])
+@each_loss
+def test_a_million_pixels_against_50_digits(case: Case, noise: float) -> None:
+    x, labels, _ = noisy(noise, "softmax", "labels", torch.float32)
+    x, labels, copies = x[:1], labels[:1], 1 << 16
+    y = dense_masks(labels, 3)
+    value, gradient = value_and_gradient(case.make(), x.repeat(1, 1, copies), labels.repeat(1, copies))
+    gradient = gradient.unflatten(2, (copies, -1))
+    assert torch.equal(gradient, gradient[:, :, :1].expand_as(gradient))  # the same pixel has the same gradient
+    exact = Reference(x, y, "softmax", copies=copies).evaluate(case)
+    uniform = Reference(torch.zeros(1, 3, 16), y, "softmax", copies=copies).evaluate(case)[1]
+    check(case, (value, gradient[:, :, 0]), exact, uniform, "a million pixels")
+
+
+@pytest.mark.parametrize("shift", [100.0, 10000.0])
+@each_loss
+def test_a_shift_of_all_logits_changes_nothing(case: Case, shift: float) -> None:
+    """A softmax does not see it. Binary fractions, so that the shifted logits are exact in float32."""
+    labels = torch.randint(3, (2, 50))
+    x = torch.randint(-2048, 2048, (2, 3, 50)) / 512
+    value, gradient = value_and_gradient(case.make(), x, labels)
+    shifted = value_and_gradient(case.make(), x + shift, labels)
+    for_value, for_gradient = TOLERANCE[torch.float32]
+    torch.testing.assert_close(shifted[0], value, rtol=for_value, atol=for_value * VALUE_FLOOR)
+    torch.testing.assert_close(shifted[1], gradient, rtol=0, atol=for_gradient * gradient.abs().max().item())
+
+
+@pytest.mark.parametrize("margin", [4.0, 8.0, 12.0, 15.0])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_cross_entropy_of_a_confident_truth_keeps_its_digits(activation: str, margin: float) -> None:
+    """log(1 + e^−m), which is far smaller than the logits that it is formed of."""
+    x = torch.tensor([-margin, margin]).expand(1, 10, 2).mT
+    labels = torch.ones(1, 10, dtype=torch.long)
+    gap = 2 * margin if activation == "softmax" else margin
+    value = CrossEntropyLoss(activation=activation)(x, labels).item()
+    assert abs(value - float(mp.log1p(mp.exp(-mpf(gap))))) <= TOLERANCE[torch.float32][0] * VALUE_FLOOR
+
+
+# Identities
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module, activation: str = "softmax") -> None:
+    x, labels = predictions((3, 4, 30), activation), torch.randint(4, (3, 30))
+    for ours, theirs in zip(value_and_gradient(one, x, labels), value_and_gradient(other, x, labels), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=SAME, atol=SAME)
+
+
+@pytest.mark.parametrize("smooth", [0.0, 1e-5, 1.0, 100.0])
+@pytest.mark.parametrize("order", [10, 20, 10**4])
+def test_the_whole_series_is_dice(order: int, smooth: float) -> None:
+    same(DropDiceLoss(order, smooth=smooth), DiceLoss(smooth=smooth))
+
+
+@pytest.mark.parametrize("scale", ["coupled", "detached", "none"])
+def test_poly_of_no_epsilon_is_drop_of_order_one(scale: str) -> None:
+    same(PolyDice1Loss(0.0, scale=scale), DropDiceLoss(1, scale=scale))
+
+
+@pytest.mark.parametrize("scale", ["coupled", "detached", "none"])
+def test_given_coefficients_of_the_cosine_are_drop(scale: str) -> None:
+    same(PolyDiceLoss((1 / 2, -1 / 24), scale=scale), DropDiceLoss(2, scale=scale))
+
+
+@pytest.mark.parametrize("smooth", [0.0, 1.0, 10.0])
+def test_balanced_tversky_is_the_unsquared_dice(smooth: float) -> None:
+    same(TverskyLoss(0.5, 0.5, smooth=smooth / 2), DiceLoss(squared=False, smooth=smooth))
+
+
+def test_focal_tversky_of_gamma_one_is_tversky() -> None:
+    same(FocalTverskyLoss(0.4, 0.6, gamma=1.0), TverskyLoss(0.4, 0.6))
+
+
+def test_tvmf_of_kappa_zero_is_the_squared_misalignment() -> None:
+    """φ = cos at κ = 0."""
+    x, labels = torch.randn(2, 3, 30, dtype=torch.float64), torch.randint(3, (2, 30))
+    s = pixel_sums(x, labels)
+    cosine = (2 * s.intersection + 1) / (2 * (s.target_sq * s.prediction_sq).sqrt() + 1)
+    torch.testing.assert_close(TvMFDiceLoss(0.0)(x, labels), (1 - cosine).square().mean(), rtol=SAME, atol=SAME)
+
+
+def test_poly_ce_of_no_epsilon_is_cross_entropy() -> None:
+    same(PolyCE1Loss(0.0), CrossEntropyLoss())
+    same(PolyCE1Loss(0.0, activation="sigmoid"), CrossEntropyLoss(activation="sigmoid"), "sigmoid")
+
+
+# A perfect prediction
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@each_loss
+def test_a_perfect_prediction_costs_nothing_and_moves_nothing(case: Case, activation: str, dtype: torch.dtype) -> None:
+    labels = torch.randint(3, (2, 40))
+    x = torch.where(dense_masks(labels, 3) > 0, 60.0, -torch.inf).to(dtype)
+    value, gradient = value_and_gradient(case.make(activation=activation), x, labels)
+    assert value == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@each_squared_loss
+def test_the_mask_itself_costs_nothing_and_moves_nothing(case: Case, soft: bool) -> None:
+    y = torch.rand(2, 3, 40, dtype=torch.float64) if soft else dense_masks(torch.randint(3, (2, 40)), 3)
+    value, gradient = value_and_gradient(case.make(activation="none"), y, y)
+    # Soft values are squared and summed in roundings.
+    assert value.abs() <= SAME * soft
+    assert gradient.abs().max() <= SAME * soft
+
+
+# t-vMF is of fourth order there: its Hessian is 0.
+CURVED_CASES = [case for case in SQUARED_CASES if not case.name.startswith("tvmf")]
+# The next order is smaller by η: third derivatives over second ones, for masks of a few pixels.
+NEXT_ORDER = 10
+
+
+def hessian_times(case: Case, y: Tensor, u: Tensor) -> Tensor:
+    """Hu at ŷ = y: the gradient a step away, so small that 25 digits of the quotient are H."""
+    step = mpf(10) ** -25
+    return Reference(y, y, "none", move=(step, u)).evaluate(case)[1] / float(step)
+
+
+@pytest.mark.parametrize(
+    ("eta", "dtype"),
+    [(1e-3, torch.float64), (1e-5, torch.float64), (1e-7, torch.float64), (1e-3, torch.float32), (1e-4, torch.float32)],
+)
+@pytest.mark.parametrize("case", CURVED_CASES, ids=[case.name for case in CURVED_CASES])
+def test_beside_a_perfect_prediction_the_gradient_is_the_hessians(case: Case, eta: float, dtype: torch.dtype) -> None:
+    y = two_masks()
+    predicted = (y + eta * torch.randn(1, 2, 20, dtype=torch.float64)).to(dtype)
+    u = (predicted.double() - y) / eta  # what the type made of it
+    expected = eta * hessian_times(case, y, u)
+    _, gradient = value_and_gradient(case.make(activation="none"), predicted, y.to(dtype))
+    error = (gradient.double() - expected).abs().max() / expected.abs().max()
+    assert error <= NEXT_ORDER * eta + TOLERANCE[dtype][1]
+
+
+def test_a_clamped_arccos_has_a_dead_gradient_there() -> None:
+    """What the test above is for: the usual way to write the angle fails it."""
+    y, eta = two_masks(), 1e-5
+    u = torch.randn(1, 2, 20, dtype=torch.float64)
+
+    def clamped(predicted: Tensor) -> Tensor:
+        a, b, i = y.square().sum(2), predicted.square().sum(2), (y * predicted).sum(2)
+        r = (a * b).sqrt()
+        s, c = (2 * r + 1) / (a + b + 1), (2 * i + 1) / (2 * r + 1)
+        theta = c.clamp(-1 + 1e-7, 1 - 1e-7).acos()
+        return (1 - s + s * theta.square() / 2).mean()
+
+    predicted = (y + eta * u).requires_grad_()
+    (gradient,) = torch.autograd.grad(clamped(predicted), predicted)
+    drop1 = next(case for case in CASES if case.name == "drop1")
+    expected = eta * hessian_times(drop1, y, u)
+    assert (gradient - expected).abs().max() / expected.abs().max() > 0.5
+
+
+# The geometry of the paper
+
+
+def slope_in_volume(loss: torch.nn.Module, theta: float) -> float:
+    """dL/dk of a prediction k·(…) at that angle, at half the mask's volume."""
+    y, k = two_masks(), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(loss(k * at_angle(theta, 1.0, torch.float64), y), k)[0].item()
+
+
+@pytest.mark.parametrize("epsilon", [-0.05, 0.0, 0.5])
+def test_beyond_the_fold_the_coupled_loss_rewards_a_volume_mismatch(epsilon: float) -> None:
+    fold = 1 / math.sqrt(0.5 + epsilon)
+    options = {"activation": "none", "smooth": 0.0}
+    coupled = PolyDice1Loss(epsilon, **options)
+    assert slope_in_volume(coupled, fold - 1e-3) < 0 < slope_in_volume(coupled, fold + 1e-3)
+    detached = PolyDice1Loss(epsilon, scale="detached", **options)
+    assert slope_in_volume(detached, fold + 1e-3) < 0
+    unscaled = PolyDice1Loss(epsilon, scale="none", **options)
+    assert abs(slope_in_volume(unscaled, fold + 1e-3)) < SAME
+
+
+def test_without_a_fold_there_is_none() -> None:
+    """ε ≤ (2/π)² − ½ = −0.0947: the angle at which it would come is beyond π/2."""
+    loss = PolyDice1Loss(4 / math.pi**2 - 0.5 - 1e-4, activation="none", smooth=0.0)
+    assert all(slope_in_volume(loss, theta) < 0 for theta in torch.linspace(0, math.pi / 2, 50).tolist())
+
+
+# What surrounds an image, and the order of its pixels
+
+
+@each_region_loss
+def test_an_image_does_not_see_the_batch_around_it(case: Case) -> None:
+    x, labels = torch.randn(4, 3, 300, dtype=torch.float64), torch.randint(3, (4, 300))
+    loss = case.make(reduction="none")
+    together, gradient = value_and_gradient(loss, x, labels)
+    for image in range(4):
+        alone, its_gradient = value_and_gradient(loss, x[image : image + 1], labels[image : image + 1])
+        torch.testing.assert_close(together[image : image + 1], alone, rtol=SAME, atol=SAME)
+        torch.testing.assert_close(gradient[image : image + 1], its_gradient, rtol=SAME, atol=SAME)
+
+
+@given(st.permutations(range(40)), st.sampled_from(CASES), st.sampled_from(["softmax", "sigmoid"]))
+def test_the_order_of_pixels_does_not_matter(order: list[int], case: Case, activation: str) -> None:
+    x, labels = torch.randn(2, 3, 40, dtype=torch.float64), torch.randint(3, (2, 40))
+    loss = case.make(activation=activation)
+    value, gradient = value_and_gradient(loss, x, labels)
+    permuted, its_gradient = value_and_gradient(loss, x[:, :, order], labels[:, order])
+    torch.testing.assert_close(permuted, value, rtol=SAME, atol=SAME)
+    torch.testing.assert_close(its_gradient, gradient[:, :, order], rtol=SAME, atol=SAME)
+
+
+# Gradients, numerically and inside a larger graph
+
+
+def target_of(kind: str, shape: tuple[int, int, int]) -> Tensor:
+    if kind == "labels":
+        return torch.arange(shape[2]).remainder(shape[1]).expand(shape[0], -1)
+    soft = torch.rand(*shape, dtype=torch.float64)
+    soft[:, :, 0] = 1  # no class is absent: a plain square root has no slope there
+    return soft > 0.5 if kind == "masks" else soft
+
+
+REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+KIND = pytest.mark.parametrize("kind", ["labels", "masks", "soft"])
+
+
+@REDUCTION
+@KIND
+@each_loss_and_activation
+def test_gradcheck(case: Case, activation: str, kind: str, reduction: str) -> None:
+    if case.name == "poly1-detached":
+        pytest.skip("its gradient is not its value's: it has a test of its own")
+    x, target = predictions((2, 2, 3), activation).requires_grad_(), target_of(kind, (2, 2, 3))
+    loss = case.make(activation=activation, reduction=reduction)
+    assert torch.autograd.gradcheck(lambda logits: loss(logits, target), x)
+
+
+@REDUCTION
+@KIND
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_gradcheck_of_the_detached_scale_held_fixed(activation: str, kind: str, reduction: str) -> None:
+    x, target = predictions((2, 2, 3), activation).requires_grad_(), target_of(kind, (2, 2, 3))
+
+    def scale_and_cosine(logits: Tensor) -> tuple[Tensor, Tensor]:
+        sums = pixel_sums(logits, target, activation=activation)
+        a, b, i = sums.target_sq, sums.prediction_sq, sums.intersection
+        r = (a * b).sqrt()
+        return (2 * r + 1) / (a + b + 1), (2 * i + 1) / (2 * r + 1)
+
+    held = scale_and_cosine(x)[0].detach()
+
+    def frozen(logits: Tensor) -> Tensor:
+        s, c = scale_and_cosine(logits)
+        losses = 1 - s + held * (0.5 + 0.25) * c.acos().square()
+        return {"mean": losses.mean, "sum": losses.sum, "none": lambda: losses}[reduction]()
+
+    assert torch.autograd.gradcheck(frozen, x)
+    loss = PolyDice1Loss(0.25, scale="detached", activation=activation, reduction=reduction)
+    (expected,) = torch.autograd.grad(frozen(x).sum(), x)
+    value, gradient = value_and_gradient(loss, x, target)
+    torch.testing.assert_close(value, frozen(x).detach(), rtol=SAME, atol=SAME)
+    # The plain arccosine loses half the digits of a small angle; these angles are not that small.
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+@each_loss_and_activation
+def test_the_loss_need_not_be_the_last_layer(case: Case, activation: str) -> None:
+    x, labels = predictions((2, 3, 20), activation), torch.randint(3, (2, 20))
+    loss = case.make(activation=activation)
+    value, gradient = value_and_gradient(loss, x, labels)
+    below = x.clone().requires_grad_()
+    (loss(below * 1, labels).square() * 3 + below.sum()).backward()
+    torch.testing.assert_close(below.grad, 6 * value * gradient + 1, rtol=SAME, atol=SAME)
+
+
+@each_loss
+def test_each_value_has_its_own_incoming_gradient(case: Case) -> None:
+    x, labels = torch.randn(2, 3, 20, dtype=torch.float64, requires_grad=True), torch.randint(3, (2, 20))
+    values = case.make(reduction="none")(x, labels)
+    incoming = torch.randn_like(values)
+    (together,) = torch.autograd.grad(values, x, incoming, retain_graph=True)
+    one_by_one = sum(
+        weight * torch.autograd.grad(value, x, retain_graph=True)[0]
+        for weight, value in zip(incoming.flatten(), values.flatten(), strict=True)
+    )
+    torch.testing.assert_close(together, one_by_one, rtol=SAME, atol=SAME)
+
+
+@each_loss
+def test_targets_and_pixel_masks_get_no_gradient(case: Case) -> None:
+    x = torch.randn(2, 3, 20, requires_grad=True)
+    target, mask = torch.rand(2, 3, 20, requires_grad=True), torch.rand(2, 20, requires_grad=True)
+    case.make()(x, target, mask).backward()
+    assert x.grad is not None
+    assert target.grad is None
+    assert mask.grad is None
+
+
+# The peers
+
+
+def agree(ours: torch.nn.Module, theirs, x: Tensor, target: Tensor, their_target: Tensor | None = None) -> None:
+    value, gradient = value_and_gradient(ours, x, target)
+    peer = target if their_target is None else their_target
+    expected, their_gradient = value_and_gradient(lambda logits, given, _: theirs(logits, given), x, peer)
+    torch.testing.assert_close(value, expected.reshape(()), rtol=SAME, atol=SAME)
+    torch.testing.assert_close(gradient, their_gradient, rtol=SAME, atol=SAME)
+
+
+def image_batch(classes: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, classes, 9, 11, dtype=torch.float64), torch.randint(classes, (3, 9, 11))
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return F.one_hot(labels).movedim(3, 1).double()  # MONAI's own is float32, and so are its norms
+
+
+@pytest.mark.parametrize("smooth", [1e-5, 1.0])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("include_background", [False, True])
+@pytest.mark.parametrize("squared", [False, True])
+def test_agrees_with_monai_dice(squared: bool, include_background: bool, batch: bool, smooth: float) -> None:
+    x, labels = image_batch()
+    common = {"include_background": include_background, "batch": batch}
+    ours = DiceLoss(squared=squared, smooth=smooth, **common)
+    theirs = monai.losses.DiceLoss(softmax=True, squared_pred=squared, smooth_nr=smooth, smooth_dr=smooth, **common)
+    agree(ours, theirs, x, labels, one_hot(labels))
+
+
+def test_agrees_with_monai_dice_on_soft_masks_and_sigmoid() -> None:
+    x, _ = image_batch()
+    ours = DiceLoss(activation="sigmoid")
+    theirs = monai.losses.DiceLoss(sigmoid=True, squared_pred=True, smooth_nr=1.0, smooth_dr=1.0)
+    agree(ours, theirs, x, torch.rand_like(x))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.7), (0.7, 0.3), (0.5, 0.5)])
+@pytest.mark.parametrize("batch", [False, True])
+def test_agrees_with_monai_tversky(alpha: float, beta: float, batch: bool) -> None:
+    x, labels = image_batch()
+    ours = TverskyLoss(alpha, beta, batch=batch)
+    theirs = monai.losses.TverskyLoss(softmax=True, alpha=alpha, beta=beta, smooth_nr=1.0, smooth_dr=1.0, batch=batch)
+    agree(ours, theirs, x, labels, one_hot(labels))
+
+
+WEIGHTS = [0.5, 2.0, 0.0, 1.25]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignore_index", [None, 1, 255, -100])
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+def test_agrees_with_torch_cross_entropy(weight: list | None, ignore_index: int | None, reduction: str) -> None:
+    x, labels = image_batch()
+    if ignore_index is not None:
+        labels[:, :3] = ignore_index
+    ours = CrossEntropyLoss(weight=weight, ignore_index=ignore_index, reduction=reduction)
+    torch_weight = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    ignored = -100 if ignore_index is None else ignore_index
+    agree(
+        ours,
+        lambda z, t: F.cross_entropy(z, t, weight=torch_weight, ignore_index=ignored, reduction=reduction),
+        x,
+        labels,
+    )
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+def test_agrees_with_torch_cross_entropy_of_soft_masks(weight: list | None) -> None:
+    """torch divides by the pixels there, not by their weights."""
+    x, _ = image_batch()
+    y = torch.rand_like(x).softmax(1)
+    torch_weight = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    agree(CrossEntropyLoss(weight=weight), lambda z, t: F.cross_entropy(z, t, weight=torch_weight), x, y)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+@pytest.mark.parametrize("soft", [False, True])
+def test_agrees_with_torch_binary_cross_entropy(soft: bool, weight: list | None, reduction: str) -> None:
+    x, labels = image_batch()
+    y = torch.rand_like(x) if soft else one_hot(labels)
+    torch_weight = None if weight is None else torch.tensor(weight, dtype=torch.float64).view(4, 1, 1)
+    agree(
+        CrossEntropyLoss(activation="sigmoid", weight=weight, reduction=reduction),
+        lambda z, t: F.binary_cross_entropy_with_logits(z, t, weight=torch_weight, reduction=reduction),
+        x,
+        y if soft else labels,
+        y,
+    )
+
+
+def test_agrees_with_torch_binary_cross_entropy_of_one_channel() -> None:
+    x, labels = torch.randn(3, 1, 50, dtype=torch.float64), torch.randint(2, (3, 50))
+    agree(
+        CrossEntropyLoss(activation="sigmoid"),
+        F.binary_cross_entropy_with_logits,
+        x,
+        labels,
+        labels.double().unsqueeze(1),
+    )
+
+
+def test_cross_entropy_without_background_leaves_its_pixels_out() -> None:
+    x, labels = image_batch()
+    weight = torch.tensor([0.0, 1, 1, 1], dtype=torch.float64)
+    agree(CrossEntropyLoss(include_background=False), lambda z, t: F.cross_entropy(z, t, weight=weight), x, labels)
+
+
+def test_binary_cross_entropy_without_background_leaves_its_channel_out() -> None:
+    x, labels = image_batch()
+    y = one_hot(labels)
+    agree(
+        CrossEntropyLoss(activation="sigmoid", include_background=False),
+        lambda z, t: F.binary_cross_entropy_with_logits(z[:, 1:], t[:, 1:]),
+        x,
+        y,
+    )
+
+
+def test_unreduced_cross_entropy_is_the_sum_over_each_class() -> None:
+    x, labels = image_batch()
+    values = CrossEntropyLoss(reduction="none", weight=WEIGHTS)(x, labels)
+    pixels = F.cross_entropy(x, labels, weight=torch.tensor(WEIGHTS, dtype=torch.float64), reduction="none")
+    expected = torch.stack([(pixels * (labels == c)).sum((1, 2)) for c in range(4)], 1)
+    torch.testing.assert_close(values, expected, rtol=SAME, atol=SAME)
+
+
+def test_poly_ce_is_polyloss_pixel_by_pixel() -> None:
+    x, labels = image_batch()
+    weight = torch.tensor(WEIGHTS, dtype=torch.float64)
+
+    def poly(logits: Tensor, target: Tensor) -> Tensor:
+        p_t = logits.softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
+        return (weight[target] * (-p_t.log() + 0.7 * (1 - p_t))).sum() / weight[target].sum()
+
+    agree(PolyCE1Loss(0.7, weight=WEIGHTS), poly, x, labels)
+
+
+def test_poly_ce_of_a_sigmoid_takes_the_probability_of_the_truth() -> None:
+    x, labels = torch.randn(3, 1, 50, dtype=torch.float64), torch.randint(2, (3, 50))
+
+    def poly(logits: Tensor, target: Tensor) -> Tensor:
+        p = logits.sigmoid().squeeze(1)
+        p_t = torch.where(target == 1, p, 1 - p)
+        return (-p_t.log() + 0.7 * (1 - p_t)).mean()
+
+    agree(PolyCE1Loss(0.7, activation="sigmoid"), poly, x, labels)
+
+
+# t-vMF's κ
+
+
+def test_kappa_may_be_one_per_class() -> None:
+    x, labels = image_batch(3)
+    each = TvMFDiceLoss([0.0, 4.0, 32.0], reduction="none")(x, labels)
+    for c, kappa in enumerate([0.0, 4.0, 32.0]):
+        assert torch.equal(each[:, c], TvMFDiceLoss(kappa, reduction="none")(x, labels)[:, c])
+
+
+@pytest.mark.parametrize("dice", [[1.0, 0.5, 0.0], torch.tensor([1.0, 0.5, 0.0])])
+def test_update_kappa_is_32_times_dice(dice: list | Tensor) -> None:
+    x, labels = image_batch(3)
+    loss = TvMFDiceLoss(0.0)
+    loss.update_kappa(dice)
+    assert loss.kappa.tolist() == [32, 16, 0]
+    assert torch.equal(loss(x, labels), TvMFDiceLoss([32.0, 16.0, 0.0])(x, labels))
+
+
+def test_an_updated_kappa_survives_a_checkpoint() -> None:
+    trained = TvMFDiceLoss(0.0)
+    trained.update_kappa([0.25, 0.5])
+    fresh = TvMFDiceLoss(0.0)
+    fresh.load_state_dict(trained.state_dict())
+    assert fresh.kappa.tolist() == [8, 16]
+
+
+def test_kappa_of_the_wrong_length_is_refused() -> None:
+    x, labels = image_batch(3)
+    with pytest.raises(ValueError, match="kappa has 2 entries, the logits have 3 classes"):
+        TvMFDiceLoss([1.0, 2.0])(x, labels)
+
+
+@pytest.mark.parametrize("dice", [[0.5, 1.5], [-0.1, 0.5], [math.nan], [], 0.5])
+def test_dice_outside_its_range_is_refused(dice: object) -> None:
+    with pytest.raises(ValueError, match="dice_per_class"):
+        TvMFDiceLoss(0.0).update_kappa(dice)
+
+
+# Arguments that make no sense
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: DropDiceLoss(0), ValueError, "order must be at least 1: 0"),
+        (lambda: DropDiceLoss(-3), ValueError, "order must be at least 1: -3"),
+        (lambda: DropDiceLoss(1.5), TypeError, "order must be an integer: 1.5"),
+        (lambda: DropDiceLoss(True), TypeError, "order must be an integer: True"),
+        (lambda: DropDiceLoss(2, scale="fixed"), ValueError, "scale='fixed' is none of 'coupled', 'detached', 'none'"),
+        (lambda: PolyDiceLoss(()), ValueError, "coefficients is empty"),
+        (lambda: PolyDiceLoss((0.5, math.nan)), ValueError, "coefficients must be finite: nan"),
+        (lambda: PolyDiceLoss(("0.5",)), TypeError, "coefficients must be a number: '0.5'"),
+        (lambda: PolyDice1Loss("0.5"), TypeError, "epsilon must be a number: '0.5'"),
+        (lambda: PolyDice1Loss(math.inf), ValueError, "epsilon must be finite: inf"),
+        (lambda: TverskyLoss(-0.1, 0.7), ValueError, "alpha must be finite and at least 0: -0.1"),
+        (lambda: TverskyLoss(0.3, math.nan), ValueError, "beta must be finite and at least 0: nan"),
+        (lambda: FocalTverskyLoss(gamma=0.0), ValueError, "gamma must be positive: 0.0"),
+        (lambda: TvMFDiceLoss(-1.0), ValueError, "kappa must be finite and not negative"),
+        (lambda: TvMFDiceLoss([[1.0]]), ValueError, "kappa must be finite and not negative"),
+        (lambda: PolyCE1Loss(math.nan), ValueError, "epsilon must be finite: nan"),
+        (lambda: CrossEntropyLoss(activation="none"), ValueError, "activation='none'"),
+        (lambda: PolyCE1Loss(activation="none"), ValueError, "activation='none'"),
+        (lambda: CrossEntropyLoss(batch=True), TypeError, "batch"),
+        (lambda: CrossEntropyLoss(smooth=1.0), TypeError, "smooth"),
+        (lambda: CrossEntropyLoss(absent="skip"), TypeError, "absent"),
+        (lambda: DiceLoss(scale="none"), TypeError, "scale"),
+        (lambda: TverskyLoss(squared=False), TypeError, "squared"),
+        (lambda: DiceLoss(1.0), TypeError, "positional"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_shown(make, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
