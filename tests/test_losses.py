@@ -504,6 +504,19 @@ def test_agrees_with_torch_cross_entropy(weight: list | None, ignore_index: int 
     )
 
 
+def test_weights_and_kappa_keep_the_digits_they_are_given_with() -> None:
+    x, labels = image_batch()
+    weight = torch.tensor([0.1, 0.7, 1 / 3, 1.3], dtype=torch.float64)
+    expected = F.cross_entropy(x, labels, weight=weight)
+    for kind in (weight, weight.tolist()):
+        found = CrossEntropyLoss(weight=kind)(x, labels)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[torch.float64][0], atol=0)
+    s = pixel_sums(x, labels)
+    c = (2 * s.intersection + 1) / (2 * (s.target_sq * s.prediction_sq).sqrt() + 1)
+    expected = (2 - (1 + c) / (1 + 0.1 * (1 - c))).square().mean()
+    torch.testing.assert_close(TvMFDiceLoss(0.1)(x, labels), expected, rtol=TOLERANCE[torch.float64][0], atol=0)
+
+
 @pytest.mark.parametrize("weight", [None, WEIGHTS])
 def test_agrees_with_torch_cross_entropy_of_soft_masks(weight: list | None) -> None:
     """torch divides by the pixels there, not by their weights."""

@@ -379,7 +379,7 @@ def test_integer_masks_hold_zeros_and_ones(bad: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no CUDA")
 def test_fused_is_refused_where_it_cannot_run() -> None:
-    with pytest.raises(ValueError, match="impl='fused' needs CUDA and Triton; the logits are on cpu"):
+    with pytest.raises(ValueError, match=r"impl='fused' .*the logits are on cpu"):
         pixel_sums(LOGITS, LABELS, impl="fused")
 
 

@@ -81,21 +81,24 @@ class Loss(nn.Module, ABC):
     def evaluate(self, sums: PixelSums) -> Tensor:
         """The value, reduced as asked, from sums that are taken over each image or over the batch."""
 
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        """The kind of loss, its numbers and its coefficients as `kernels/tail.py` takes them, if it knows this one."""
+        return None
+
     def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`."""
         return _evaluate([(1.0, self)], logits, target, mask)
 
     def class_weights(self, like: Tensor) -> Tensor:
         """`[C]`: the weights given, or ones; 0 for a background that is left out."""
-        classes = like.shape[-1]
+        weight = like.new_ones(like.shape[-1]) if self.weight is None else self.weight.to(like.dtype)
+        return weight if self.include_background else torch.cat([weight.new_zeros(1), weight[1:]])
+
+    def check_classes(self, classes: int) -> None:
         if self.weight is not None and len(self.weight) != classes:
             raise ValueError(f"weight has {len(self.weight)} entries, the logits have {classes} classes")
-        weight = like.new_ones(classes) if self.weight is None else self.weight.to(like.dtype)
-        if self.include_background:
-            return weight
-        if classes == 1:
+        if classes == 1 and not self.include_background:
             raise ValueError("include_background=False leaves no class of a single channel, which is the foreground")
-        return torch.cat([weight.new_zeros(1), weight[1:]])
 
     def __add__(self, other: "Loss | LossSum") -> "LossSum":
         return LossSum([(1.0, self)]) + other
@@ -122,6 +125,7 @@ class Loss(nn.Module, ABC):
 class LossSum(nn.Module):
     """A weighted sum of losses, made by `+` and `*`: one pass over the pixels for all of them.
 
+    >>> from polydice import CrossEntropyLoss, DiceLoss
     >>> 2 * DiceLoss() + CrossEntropyLoss()
     2.0 * DiceLoss() + CrossEntropyLoss()
     """
@@ -165,23 +169,55 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
     loss = terms[0][1]
     wanted = {name for _, term in terms for name in term.want}
     want = [name for name in FIELDS if name in wanted]
-    stacked, labels = stacked_sums(
+    stacked, labels, fused = stacked_sums(
         logits, target, mask, activation=loss.activation, ignore_index=loss.ignore_index, want=want, impl=loss.impl
     )
-    per_image = unstack(stacked, want, labels)
-    over_batch = per_image
+    for _, term in terms:
+        term.check_classes(stacked.shape[2])
+    total = None
     if any(term.over_batch for _, term in terms):
         total = stacked.sum(1, keepdim=True)
         if loss.process_group is not None:
             total = _AllReduce.apply(total, loss.process_group)  # type: ignore[no-untyped-call]
-        over_batch = unstack(total, want, labels)
-    values = [term.evaluate(over_batch if term.over_batch else per_image) for _, term in terms]
-    pairs = list(zip(terms, values, strict=True))
-    if len({value.shape for value in values}) > 1:
-        shapes = ", ".join(f"{type(term).__name__} {list(value.shape)}" for (_, term), value in pairs)
+    if fused and not torch.compiler.is_compiling():
+        value = _fused_tail(terms, stacked, total, want, labels)
+        if value is not None:
+            return value
+    per_image = unstack(stacked, want, labels)
+    over_batch = per_image if total is None else unstack(total, want, labels)
+    values = [(factor, term, term.evaluate(over_batch if term.over_batch else per_image)) for factor, term in terms]
+    if len({value.shape for _, _, value in values}) > 1:
+        shapes = ", ".join(f"{type(term).__name__} {list(value.shape)}" for _, term, value in values)
         raise ValueError(f"reduction='none' cannot add terms of different shapes: {shapes}")
-    value = torch.stack([factor * value for (factor, _), value in pairs]).sum(0)
+    value = torch.stack([factor * value for factor, _, value in values]).sum(0)
     return value.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
+def _fused_tail(
+    terms: list[tuple[float, Loss]], stacked: Tensor, total: Tensor | None, want: list[str], labels: bool
+) -> Tensor | None:
+    """The same in one kernel, for the losses it knows; None where it does not."""
+    from polydice.kernels import tail
+
+    losses = [loss for _, loss in terms]
+    forms = [loss.fused_form() for loss in losses]
+    if None in forms or losses[0].reduction == "none" or losses[0].activation == "none":
+        return None
+    # A cross-entropy is the same from each image's sums as from their total.
+    batch = {loss.batch for loss in losses if isinstance(loss, RegionLoss)}
+    sums = total if total is not None and False not in batch else stacked
+    if len(batch) > 1 or sums.shape[1] * sums.shape[2] > tail.MOST_ELEMENTS:
+        return None
+    described = tuple(
+        tail.Term(*form, factor, loss.include_background, isinstance(loss, RegionLoss) and loss.absent == "skip")  # type: ignore[misc]
+        for form, (factor, loss) in zip(forms, terms, strict=True)
+    )
+    weights = None
+    if any(loss.weight is not None for loss in losses):
+        weights = torch.stack([loss.class_weights(sums) for loss in losses])
+    mean, sigmoid = losses[0].reduction == "mean", losses[0].activation == "sigmoid"
+    value: Tensor = tail.Tail.apply(sums, weights, want, described, mean, labels, sigmoid)  # type: ignore[no-untyped-call]
+    return value
 
 
 class _AllReduce(torch.autograd.Function):

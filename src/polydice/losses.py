@@ -34,6 +34,11 @@ class DiceLoss(RegionLoss):
         volumes = sums.target + sums.prediction
         return ratio(volumes - 2 * sums.intersection, volumes + self.smooth)
 
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return (
+            ("ratio", (self.smooth, 0, 0, 0), ()) if self.squared else ("overlap", (0.5, 0.5, self.smooth / 2, 1), ())
+        )
+
 
 class PolyDiceLoss(RegionLoss):
     """L = (1 − s) + s·Σ_k coefficients[k−1]·θ^(2k), with the scale s and the angle θ between y and ŷ.
@@ -64,6 +69,13 @@ class PolyDiceLoss(RegionLoss):
         lost = mismatch(a, b, self.smooth)
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
+
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return (
+            None
+            if self.scale == "none"
+            else ("polynomial", (self.smooth, self.scale == "detached", 0, 0), self.coefficients)
+        )
 
 
 class DropDiceLoss(PolyDiceLoss):
@@ -109,6 +121,9 @@ class TverskyLoss(RegionLoss):
         wrong = self.alpha * (sums.prediction - overlap) + self.beta * (sums.target - overlap)
         return ratio(wrong, overlap + wrong + self.smooth)
 
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return ("overlap", (self.alpha, self.beta, self.smooth, 1), ())
+
 
 class FocalTverskyLoss(TverskyLoss):
     """L = T^(1/γ) of the Tversky loss T. The power has an infinite slope at T = 0: there it is taken as 0."""
@@ -125,6 +140,9 @@ class FocalTverskyLoss(TverskyLoss):
         base = super().per_class(sums)
         perfect = base <= 0
         return torch.where(perfect, 0, torch.where(perfect, 1, base) ** (1 / self.gamma))
+
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return ("overlap", (self.alpha, self.beta, self.smooth, 1 / self.gamma), ())
 
 
 class TvMFDiceLoss(RegionLoss):
@@ -174,7 +192,7 @@ class CrossEntropyLoss(Loss):
     `reduction="none"` gives w_c·E_c per image and class, and `"sum"` their sum.
 
     >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
-    >>> float(CrossEntropyLoss()(logits, labels) - nn.functional.cross_entropy(logits, labels)) < 1e-6
+    >>> torch.allclose(CrossEntropyLoss()(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
     True
     """
 
@@ -207,6 +225,9 @@ class CrossEntropyLoss(Loss):
             return (sums.pixels if self.include_background else sums.pixels[:, 1:]).sum()
         return (weight * sums.target).sum() if sums.labels else sums.pixels[:, 0].sum()
 
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return ("entropy", (0, 0, 0, 0), ())
+
 
 class PolyCE1Loss(CrossEntropyLoss):
     """Cross-entropy + ε·(1 − p_t), p_t the probability of the truth, pixel by pixel: PolyLoss of order 1."""
@@ -223,3 +244,6 @@ class PolyCE1Loss(CrossEntropyLoss):
         if self.activation == "sigmoid":  # p_t is 1 − ŷ where y = 0
             missed = missed + sums.prediction - sums.intersection
         return sums.cross_entropy + self.epsilon * missed
+
+    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+        return ("entropy", (self.epsilon, 0, 0, 0), ())

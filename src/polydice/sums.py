@@ -57,7 +57,7 @@ def pixel_sums(
     """
     if want is None:
         want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
-    stacked, labels = stacked_sums(
+    stacked, labels, _ = stacked_sums(
         logits, target, mask, activation=activation, ignore_index=ignore_index, want=want, impl=impl
     )
     return unstack(stacked.to(eager.pixel_dtype(logits)), want, labels)
@@ -76,14 +76,17 @@ def stacked_sums(
     ignore_index: int | None,
     want: Sequence[str],
     impl: str,
-) -> tuple[Tensor, bool]:
-    """The wanted sums, `[len(want), B, C]` in the type they were accumulated in, and whether the target was labels."""
+) -> tuple[Tensor, bool, bool]:
+    """The wanted sums, `[len(want), B, C]` in the type they were accumulated in; whether the target was labels, and
+    whether the pass was fused."""
     check_option("activation", activation, ACTIVATIONS)
     check_option("impl", impl, IMPLEMENTATIONS)
     _check_want(want, activation)
     labels = _check(logits, target, mask, activation, ignore_index)
-    if impl == "fused":
-        raise ValueError(f"impl='fused' needs CUDA and Triton; the logits are on {logits.device}")
+    obstacle = op.fused_obstacle(logits)
+    if impl == "fused" and obstacle:
+        raise ValueError(f"impl='fused' is not possible here: {obstacle}")
+    fused = impl != "eager" and not obstacle
     batch, classes = logits.shape[:2]
     pixels = math.prod(logits.shape[2:])
     stacked = op.pixel_sums(
@@ -93,8 +96,9 @@ def stacked_sums(
         activation,
         ignore_index,
         list(want),
+        fused,
     )
-    return stacked, labels
+    return stacked, labels, fused
 
 
 def check_option(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -113,8 +113,8 @@ def test_a_graph_of_the_gradient_gives_the_same_gradient() -> None:
 def test_the_second_derivative_is_right_or_refused() -> None:
     """Never a silent 0."""
     x, labels = torch.randn(2, 3, 10, dtype=torch.float64, requires_grad=True), torch.randint(3, (2, 10))
-    (gradient,) = torch.autograd.grad(DiceLoss()(x, labels), x, create_graph=True)
     try:
+        (gradient,) = torch.autograd.grad(DiceLoss()(x, labels), x, create_graph=True)
         (second,) = torch.autograd.grad(gradient.square().sum(), x)
     except (RuntimeError, NotImplementedError):
         return
@@ -190,7 +190,6 @@ def test_every_option_compiles_in_one_graph(options: dict) -> None:
         torch.testing.assert_close(one, other, rtol=SAME, atol=SAME)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore::UserWarning:torch.*")
 @pytest.mark.parametrize(
     "loss",
     [PolyDice1Loss(0.2), DiceLoss(squared=False), PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()],

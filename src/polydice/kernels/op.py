@@ -4,7 +4,10 @@ An operator, so that a tracer sees one node: the loop over blocks is not unrolle
 which depend on data, do not break the graph. Backward is an operator of its own that keeps nothing but the inputs.
 """
 
+import os
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -13,24 +16,34 @@ from torch import Tensor
 from polydice.kernels import eager
 from polydice.kernels.eager import Options
 
-_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want"
+_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
+OLDEST_TRITON = (3, 6)
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _library = torch.library.Library("polydice", "DEF")
 _library.define(f"pixel_sums({_INPUTS}) -> Tensor")
 _library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-             want: Sequence[str]) -> Tensor:  # fmt: skip
-    return eager.forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
+             want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+    return _kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
-              ignore_index: int | None, want: Sequence[str]) -> Tensor:  # fmt: skip
-    return eager.backward(grad, logits, target, mask, Options(activation, ignore_index, tuple(want)))
+              ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+    return _kernels(fused).backward(grad, logits, target, mask, Options(activation, ignore_index, tuple(want)))
+
+
+def _kernels(fused: bool) -> Any:
+    if fused:
+        from polydice.kernels import triton
+
+        return triton
+    return eager
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-                  want: Sequence[str]) -> Tensor:  # fmt: skip
+                  want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
     return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
@@ -45,7 +58,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gradient = torch.ops.polydice.pixel_sums_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return gradient, None, None, None, None, None
+    return gradient, None, None, None, None, None, None
 
 
 for _name, _real, _fake in (
@@ -57,3 +70,25 @@ for _name, _real, _fake in (
 torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
 
 pixel_sums = torch.ops.polydice.pixel_sums
+
+
+def fused_obstacle(logits: Tensor) -> str:
+    """Why the fused kernels cannot run on these logits; nothing if they can."""
+    interpreted, missing = _triton()
+    if missing:
+        return missing
+    if not (logits.is_cuda or interpreted):
+        return f"the logits are on {logits.device}, not on a CUDA device"
+    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
+
+
+@cache
+def _triton() -> tuple[bool, str]:
+    """Whether Triton interprets its kernels, on any device, instead of compiling them; and why it cannot be used."""
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return False, "Triton is not installed"
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        return False, f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    return os.environ.get("TRITON_INTERPRET") == "1", ""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from polydice.kernels.eager import FIELDS, Options, sum_dtype
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
@@ -280,9 +279,11 @@ class Shape(NamedTuple):
 
 
 def tile_shape(logits: Tensor) -> Shape:
+    """Few enough classes stay within one thread; more are shared out over warps, 32 to a thread."""
     classes = triton.next_power_of_2(logits.shape[1])
-    pixels = max(16, min(1024, 8192 // classes, triton.next_power_of_2(logits.shape[2])))
-    return Shape(classes, pixels, vector=4, warps=4)
+    if classes <= 16:
+        return Shape(classes, pixels=128 * max(1, 8 // classes), vector=4, warps=1, stages=1)
+    return Shape(classes, pixels=64, vector=2, warps=classes // 32, stages=1)
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
@@ -293,7 +294,7 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     shape = tile_shape(logits)
     programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
     partials = torch.empty(len(options.want), programs, batch, classes, dtype=torch.float32, device=logits.device)
-    with _on(logits.device):
+    with on_device(logits.device):
         _forward[(batch * programs,)](
             *_pointers(logits, target, mask), partials, classes, count, batch, programs, options.ignore_index or 0,
             *_strides(logits, target, mask), **_constants(logits, target, mask, options, shape),
@@ -309,7 +310,7 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
         return result
     shape = tile_shape(logits)
     programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
-    with _on(logits.device):
+    with on_device(logits.device):
         _backward[(batch * programs,)](
             grad.contiguous(), *_pointers(logits, target, mask), result, classes, count, batch, programs,
             options.ignore_index or 0, *_strides(logits, target, mask), *result.stride(),
@@ -318,7 +319,7 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
     return result
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device; the tensors may be on another."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
