@@ -155,15 +155,14 @@ ACTIVATIONS = ("softmax", "sigmoid", "none")
 each_loss = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 each_region_loss = pytest.mark.parametrize("case", REGION_CASES, ids=[case.name for case in REGION_CASES])
 each_squared_loss = pytest.mark.parametrize("case", SQUARED_CASES, ids=[case.name for case in SQUARED_CASES])
-each_loss_and_activation = pytest.mark.parametrize(
-    ("case", "activation"),
-    [
-        pytest.param(case, activation, id=f"{case.name}-{activation}")
-        for case in CASES
-        for activation in ACTIVATIONS
-        if case.supports(activation)
-    ],
-)
+
+
+def losses_and_activations(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    pairs = [(case, activation) for case in cases for activation in ACTIVATIONS if case.supports(activation)]
+    return pytest.mark.parametrize(("case", "activation"), pairs, ids=[f"{case.name}-{how}" for case, how in pairs])
+
+
+each_loss_and_activation = losses_and_activations(CASES)
 
 
 def value_and_gradient(loss: Any, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from polydice.geometry import ratio
-from polydice.sums import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, PixelSums, check_option, stacked_sums, unstack
+from polydice.sums import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, Pass, PixelSums, check_option, prepare, unstack
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
@@ -168,23 +168,21 @@ class LossSum(nn.Module):
 def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     loss = terms[0][1]
     wanted = {name for _, term in terms for name in term.want}
-    want = [name for name in FIELDS if name in wanted]
-    stacked, labels, fused = stacked_sums(
-        logits, target, mask, activation=loss.activation, ignore_index=loss.ignore_index, want=want, impl=loss.impl
-    )
+    want = tuple(name for name in FIELDS if name in wanted)
+    given = prepare(logits, target, mask, loss.activation, loss.ignore_index, want, loss.impl)
     for _, term in terms:
-        term.check_classes(stacked.shape[2])
-    total = None
+        term.check_classes(logits.shape[1])
+    if given.fused and not torch.compiler.is_compiling():
+        fused = _evaluate_fused(terms, given)
+        if fused is not None:
+            return fused
+    stacked = given.stacked()
+    per_image = over_batch = unstack(stacked, want, given.labels)
     if any(term.over_batch for _, term in terms):
         total = stacked.sum(1, keepdim=True)
         if loss.process_group is not None:
             total = _AllReduce.apply(total, loss.process_group)  # type: ignore[no-untyped-call]
-    if fused and not torch.compiler.is_compiling():
-        value = _fused_tail(terms, stacked, total, want, labels)
-        if value is not None:
-            return value
-    per_image = unstack(stacked, want, labels)
-    over_batch = per_image if total is None else unstack(total, want, labels)
+        over_batch = unstack(total, want, given.labels)
     values = [(factor, term, term.evaluate(over_batch if term.over_batch else per_image)) for factor, term in terms]
     if len({value.shape for _, _, value in values}) > 1:
         shapes = ", ".join(f"{type(term).__name__} {list(value.shape)}" for _, term, value in values)
@@ -193,30 +191,39 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
     return value.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
-def _fused_tail(
-    terms: list[tuple[float, Loss]], stacked: Tensor, total: Tensor | None, want: list[str], labels: bool
-) -> Tensor | None:
-    """The same in one kernel, for the losses it knows; None where it does not."""
-    from polydice.kernels import tail
+def _evaluate_fused(terms: list[tuple[float, Loss]], given: Pass) -> Tensor | None:
+    """The same in three launches, for the losses whose tail is a kernel too; None for the others."""
+    from polydice.kernels import fused
 
-    losses = [loss for _, loss in terms]
-    forms = [loss.fused_form() for loss in losses]
-    if None in forms or losses[0].reduction == "none" or losses[0].activation == "none":
+    first = terms[0][1]
+    batch, classes, pixels = given.logits.shape
+    if (
+        first.reduction == "none"
+        or first.activation == "none"
+        or first.process_group is not None
+        or not 0 < batch * classes * min(pixels, 1) <= fused.MOST_ELEMENTS
+    ):
         return None
-    # A cross-entropy is the same from each image's sums as from their total.
-    batch = {loss.batch for loss in losses if isinstance(loss, RegionLoss)}
-    sums = total if total is not None and False not in batch else stacked
-    if len(batch) > 1 or sums.shape[1] * sums.shape[2] > tail.MOST_ELEMENTS:
+    described, over_batch = [], set()
+    for factor, loss in terms:
+        form = loss.fused_form()
+        if form is None:
+            return None
+        skip = False
+        if isinstance(loss, RegionLoss):
+            skip = loss.absent == "skip"
+            over_batch.add(loss.batch)  # a cross-entropy is the same from each image's sums as from their total
+        described.append(fused.Term(*form, factor, loss.include_background, skip))
+    if len(over_batch) > 1:
         return None
-    described = tuple(
-        tail.Term(*form, factor, loss.include_background, isinstance(loss, RegionLoss) and loss.absent == "skip")  # type: ignore[misc]
-        for form, (factor, loss) in zip(forms, terms, strict=True)
-    )
     weights = None
-    if any(loss.weight is not None for loss in losses):
-        weights = torch.stack([loss.class_weights(sums) for loss in losses])
-    mean, sigmoid = losses[0].reduction == "mean", losses[0].activation == "sigmoid"
-    value: Tensor = tail.Tail.apply(sums, weights, want, described, mean, labels, sigmoid)  # type: ignore[no-untyped-call]
+    if any(loss.weight is not None for _, loss in terms):
+        like = torch.empty(classes, dtype=torch.float64, device=given.logits.device)
+        weights = torch.stack([loss.class_weights(like) for _, loss in terms])
+    value: Tensor = fused.FusedLoss.apply(  # type: ignore[no-untyped-call]
+        given.logits, given.target, given.mask, weights, given.options, tuple(described), first.reduction == "mean",
+        True in over_batch,
+    )  # fmt: skip
     return value
 
 

@@ -57,28 +57,46 @@ def pixel_sums(
     """
     if want is None:
         want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
-    stacked, labels, _ = stacked_sums(
-        logits, target, mask, activation=activation, ignore_index=ignore_index, want=want, impl=impl
-    )
-    return unstack(stacked.to(eager.pixel_dtype(logits)), want, labels)
+    given = prepare(logits, target, mask, activation, ignore_index, want, impl)
+    return unstack(given.stacked().to(eager.pixel_dtype(logits)), given.options.want, given.labels)
 
 
 def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
     return PixelSums(**dict(zip(want, stacked.unbind(), strict=True)), labels=labels)
 
 
-def stacked_sums(
+class Pass(NamedTuple):
+    """A pass that has been checked: logits `[B, C, N]`, target `[B, N]` or `[B, C, N]`, mask `[B, N]`."""
+
+    logits: Tensor
+    target: Tensor
+    mask: Tensor | None
+    options: eager.Options
+    fused: bool
+
+    @property
+    def labels(self) -> bool:
+        return self.target.ndim == 2
+
+    def stacked(self) -> Tensor:
+        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
+        activation, ignore_index, want = self.options
+        sums: Tensor = op.pixel_sums(
+            self.logits, self.target, self.mask, activation, ignore_index, list(want), self.fused
+        )
+        return sums
+
+
+def prepare(
     logits: Tensor,
     target: Tensor,
     mask: Tensor | None,
-    *,
     activation: str,
     ignore_index: int | None,
     want: Sequence[str],
     impl: str,
-) -> tuple[Tensor, bool, bool]:
-    """The wanted sums, `[len(want), B, C]` in the type they were accumulated in; whether the target was labels, and
-    whether the pass was fused."""
+) -> Pass:
+    """Checks everything that does not depend on values, and flattens the spatial axes."""
     check_option("activation", activation, ACTIVATIONS)
     check_option("impl", impl, IMPLEMENTATIONS)
     _check_want(want, activation)
@@ -86,19 +104,15 @@ def stacked_sums(
     obstacle = op.fused_obstacle(logits)
     if impl == "fused" and obstacle:
         raise ValueError(f"impl='fused' is not possible here: {obstacle}")
-    fused = impl != "eager" and not obstacle
     batch, classes = logits.shape[:2]
     pixels = math.prod(logits.shape[2:])
-    stacked = op.pixel_sums(
+    return Pass(
         logits.reshape(batch, classes, pixels),
         target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
         None if mask is None else mask.reshape(batch, pixels),
-        activation,
-        ignore_index,
-        list(want),
-        fused,
+        eager.Options(activation, ignore_index, tuple(want)),
+        impl != "eager" and not obstacle,
     )
-    return stacked, labels, fused
 
 
 def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -117,19 +131,18 @@ def _check_want(want: Sequence[str], activation: str) -> None:
 
 def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None) -> bool:
     """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
-    shown = f"logits {_show(logits)}, target {_show(target)}"
     if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating: {shown}")
+        raise TypeError(f"logits must be floating: {_show(logits, target)}")
     if logits.ndim < 2:
-        raise ValueError(f"logits must be [B, C, *spatial]: {shown}")
+        raise ValueError(f"logits must be [B, C, *spatial]: {_show(logits, target)}")
     if target.device != logits.device or (mask is not None and mask.device != logits.device):
         others = f"target on {target.device}" + ("" if mask is None else f", mask on {mask.device}")
         raise ValueError(f"logits are on {logits.device}, {others}")
     batch, classes, *spatial = logits.shape
     if classes == 0:
-        raise ValueError(f"logits have no channel: {shown}")
+        raise ValueError(f"logits have no channel: {_show(logits, target)}")
     if activation == "softmax" and classes == 1:
-        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {shown}")
+        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
     integer = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
     plane = ([batch, *spatial], [batch, 1, *spatial])
     labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
@@ -137,21 +150,20 @@ def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
         hint = "" if integer or list(target.shape) not in plane else "; class labels must be integers: target.long()"
         raise ValueError(
             f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
-            f"{shown}{hint}"
+            f"{_show(logits, target)}{hint}"
         )
     if not labels and ignore_index is not None:
-        raise ValueError(f"ignore_index={ignore_index} needs labels; pass mask= to leave out pixels of masks: {shown}")
-    if mask is not None:
-        _check_mask(mask, plane, shown)
+        raise ValueError(
+            f"ignore_index={ignore_index} needs labels; pass mask= to leave out pixels of masks: "
+            f"{_show(logits, target)}"
+        )
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"mask must be boolean, or floating to weigh pixels: {_show(logits, target, mask)}")
+    if mask is not None and list(mask.shape) not in plane:
+        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: {_show(logits, target, mask)}")
     return labels
 
 
-def _check_mask(mask: Tensor, plane: tuple[list[int], list[int]], shown: str) -> None:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask must be boolean, or floating to weigh pixels: mask {_show(mask)}, {shown}")
-    if list(mask.shape) not in plane:
-        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: mask {_show(mask)}, {shown}")
-
-
-def _show(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+def _show(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> str:
+    given = {"logits": logits, "target": target} | ({} if mask is None else {"mask": mask})
+    return ", ".join(f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in given.items())

@@ -12,8 +12,11 @@ from polydice.kernels import eager
 from polydice.sums import FIELDS
 from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
 
-# torch's own tracer makes an instance of every autograd function, and torch warns of it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# torch's own compiler makes an instance of every autograd function and loads torch.jit, and torch warns of both.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning"),
+]
 
 # Compiled code may join or reorder float64 operations.
 SAME = 1e-12

@@ -6,7 +6,6 @@ which depend on data, do not break the graph. Backward is an operator of its own
 
 import os
 from collections.abc import Sequence
-from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -26,19 +25,22 @@ _library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
              want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    return _kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
+    sums: Tensor = _kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
+    return sums
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
               ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    return _kernels(fused).backward(grad, logits, target, mask, Options(activation, ignore_index, tuple(want)))
+    options = Options(activation, ignore_index, tuple(want))
+    gradient: Tensor = _kernels(fused).backward(grad, logits, target, mask, options)
+    return gradient
 
 
 def _kernels(fused: bool) -> Any:
     if fused:
-        from polydice.kernels import triton
+        from polydice.kernels import fused as kernels
 
-        return triton
+        return kernels
     return eager
 
 
@@ -72,23 +74,25 @@ torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_co
 pixel_sums = torch.ops.polydice.pixel_sums
 
 
-def fused_obstacle(logits: Tensor) -> str:
-    """Why the fused kernels cannot run on these logits; nothing if they can."""
-    interpreted, missing = _triton()
-    if missing:
-        return missing
-    if not (logits.is_cuda or interpreted):
-        return f"the logits are on {logits.device}, not on a CUDA device"
-    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
-
-
-@cache
-def _triton() -> tuple[bool, str]:
-    """Whether Triton interprets its kernels, on any device, instead of compiling them; and why it cannot be used."""
+def _triton_obstacle() -> str:
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
-        return False, "Triton is not installed"
+        return "Triton is not installed"
     if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
-        return False, f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
-    return os.environ.get("TRITON_INTERPRET") == "1", ""
+        return f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    return ""
+
+
+_TRITON_OBSTACLE = _triton_obstacle()
+# Triton's interpreter runs kernels on any device, for tests.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def fused_obstacle(logits: Tensor) -> str:
+    """Why the fused kernels cannot run on these logits; nothing if they can."""
+    if _TRITON_OBSTACLE:
+        return _TRITON_OBSTACLE
+    if not (logits.is_cuda or _INTERPRETED):
+        return f"the logits are on {logits.device}, not on a CUDA device"
+    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"

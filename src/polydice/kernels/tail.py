@@ -4,36 +4,10 @@
 takes longer than the pass over the pixels; this kernel is what runs there instead. Tests hold the two together.
 """
 
-from collections.abc import Sequence
-from functools import cache
-from itertools import accumulate
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from polydice.kernels.eager import FIELDS
-from polydice.kernels.triton import on_device
-
-MOST_ELEMENTS = 4096  # images x classes that one program takes
-SERIES_TERMS = 40  # of the squared angle: 2^-40 of what is summed is left out
-
 
 POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
-KINDS = ("polynomial", "ratio", "overlap", "entropy")
-
-
-class Term(NamedTuple):
-    """One loss of a weighted sum, in numbers."""
-
-    kind: str  # one of KINDS
-    numbers: tuple[float, float, float, float]  # what that kind takes, in the order the kernel reads it
-    coefficients: tuple[float, ...] = ()  # of a polynomial
-    factor: float = 1.0
-    background: bool = True
-    skip_absent: bool = False
 
 
 @triton.jit
@@ -92,42 +66,60 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def _read(sums, here, inside, step, FIELD: tl.constexpr):
-    if FIELD < 0:
-        return tl.zeros(here.shape, tl.float64)
-    return tl.load(sums + FIELD * step + here, mask=inside, other=0.0)
+def _read(
+    partials, programs, batch, classes, FIELD: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One of the sums, added up over the programs, and over the images too where asked: `[B, C]` or `[1, C]`."""
+    total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
+    if FIELD >= 0:
+        part = tl.arange(0, BLOCK_P)[:, None, None]
+        image = tl.arange(0, BLOCK_B)[None, :, None]
+        channel = tl.arange(0, BLOCK_C)[None, None, :]
+        inside = (image < batch) & (channel < classes)
+        for first in range(0, programs, BLOCK_P):
+            here = ((FIELD * programs + first + part) * batch + image) * classes + channel
+            values = tl.load(partials + here, mask=inside & (first + part < programs), other=0.0)
+            total += tl.sum(values.to(tl.float64), 0)
+    return tl.sum(total, 0, keep_dims=True) if OVER_BATCH else total
 
 
 @triton.jit
-def _write(slopes, here, inside, step, slope, FIELD: tl.constexpr):
+def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr):
     if FIELD >= 0:
-        tl.store(slopes + FIELD * step + here, slope, mask=inside)
+        image = tl.arange(0, BLOCK_B)[:, None]
+        channel = tl.arange(0, BLOCK_C)[None, :]
+        here = slopes + (FIELD * batch + image) * classes + channel
+        tl.store(here, tl.broadcast_to(slope, (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
 
 
-@triton.jit(do_not_specialize=("batch", "classes"))
-def _tail(
-    sums, weights, loss, slopes, batch, classes,
+@triton.jit(do_not_specialize=("batch", "classes", "programs"))
+def tail(
+    partials, weights, loss, slopes, batch, classes, programs,
     KIND: tl.constexpr, NUMBERS: tl.constexpr, COEFFICIENTS: tl.constexpr, BOUNDS: tl.constexpr,
     FACTOR: tl.constexpr, BACKGROUND: tl.constexpr, SKIP: tl.constexpr,
-    MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr,
+    MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
-    SERIES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    SERIES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """sums `[fields, B, C]`, weights `[terms, C]` -> the loss and its slopes, laid out as the sums."""
-    image = tl.arange(0, BLOCK_B)[:, None]
+    """partials `[fields, programs, B, C]`, weights `[terms, C]` -> the loss, and its slopes `[fields, B, C]`.
+
+    KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
+    describe the terms of a weighted sum of losses.
+    """
+    i = _read(partials, programs, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    p = _read(partials, programs, batch, classes, PREDICTION, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    b = _read(partials, programs, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    truth = _read(partials, programs, batch, classes, TARGET, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    a = _read(partials, programs, batch, classes, TARGET_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    e = _read(partials, programs, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    entropy = _read(partials, programs, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    pixels = _read(partials, programs, batch, classes, PIXELS, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
     channel = tl.arange(0, BLOCK_C)[None, :]
-    here = image * classes + channel
-    inside = (image < batch) & (channel < classes)
-    step = batch * classes
-    i = _read(sums, here, inside, step, INTERSECTION)
-    p = _read(sums, here, inside, step, PREDICTION)
-    b = _read(sums, here, inside, step, PREDICTION_SQ)
-    truth = _read(sums, here, inside, step, TARGET)
-    a = _read(sums, here, inside, step, TARGET_SQ)
-    e = _read(sums, here, inside, step, ERROR_SQ)
-    entropy = _read(sums, here, inside, step, CROSS_ENTROPY)
-    pixels = _read(sums, here, inside, step, PIXELS)
+    inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
+    if OVER_BATCH:
+        inside = channel < classes
     value = tl.zeros((1, 1), tl.float64)
     of_i = tl.zeros_like(i)
     of_p = tl.zeros_like(i)
@@ -138,7 +130,7 @@ def _tail(
         counted = inside & (channel >= (0 if BACKGROUND[n] else 1))
         weight = counted.to(tl.float64)
         if WEIGHTS:
-            weight = weight * tl.load(weights + n * classes + channel, mask=channel < classes, other=0.0)
+            weight = weight * tl.load(weights + n * classes + channel, mask=channel < classes, other=0.0).to(tl.float64)
         if SKIP[n]:
             weight = tl.where((truth if TARGET >= 0 else a) == 0, 0.0, weight)
         count = weight
@@ -180,59 +172,11 @@ def _tail(
             of_p += weight * (NUMBERS[4 * n] if SIGMOID else 0.0)
     tl.store(loss + tl.zeros((1, 1), tl.int32), value.to(tl.float32))
     nothing = tl.zeros_like(i)
-    _write(slopes, here, inside, step, of_i, INTERSECTION)
-    _write(slopes, here, inside, step, of_p, PREDICTION)
-    _write(slopes, here, inside, step, of_b, PREDICTION_SQ)
-    _write(slopes, here, inside, step, nothing, TARGET)
-    _write(slopes, here, inside, step, nothing, TARGET_SQ)
-    _write(slopes, here, inside, step, of_e, ERROR_SQ)
-    _write(slopes, here, inside, step, of_entropy, CROSS_ENTROPY)
-    _write(slopes, here, inside, step, nothing, PIXELS)
-
-
-class Tail(torch.autograd.Function):
-    """`apply(stacked, weights, want, terms, mean, labels, sigmoid)`: stacked `[fields, B, C]` float64 to a float32
-    loss."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        stacked: Tensor,
-        weights: Tensor | None,
-        want: Sequence[str],
-        terms: tuple[Term, ...],
-        mean: bool,
-        labels: bool,
-        sigmoid: bool,
-    ) -> Tensor:
-        stacked = stacked.contiguous()
-        _, batch, classes = stacked.shape
-        loss = torch.empty((), dtype=torch.float32, device=stacked.device)
-        slopes = torch.empty_like(stacked)
-        with on_device(stacked.device):
-            _tail[(1,)](
-                stacked, stacked if weights is None else weights, loss, slopes, batch, classes,
-                **_constants(terms, tuple(want)), MEAN=mean, LABELS=labels, SIGMOID=sigmoid,
-                WEIGHTS=weights is not None, SERIES=SERIES_TERMS,
-                BLOCK_B=triton.next_power_of_2(batch), BLOCK_C=triton.next_power_of_2(classes),
-            )  # fmt: skip
-        ctx.save_for_backward(slopes)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return slopes * grad, None, None, None, None, None, None
-
-
-@cache
-def _constants(terms: tuple[Term, ...], want: tuple[str, ...]) -> dict[str, Any]:
-    return {name.upper(): want.index(name) if name in want else -1 for name in FIELDS} | {
-        "KIND": tuple(KINDS.index(term.kind) for term in terms),
-        "NUMBERS": tuple(number for term in terms for number in term.numbers),
-        "COEFFICIENTS": (*(value for term in terms for value in term.coefficients), 0.0),  # never empty
-        "BOUNDS": tuple(accumulate((len(term.coefficients) for term in terms), initial=0)),
-        "FACTOR": tuple(term.factor for term in terms),
-        "BACKGROUND": tuple(int(term.background) for term in terms),
-        "SKIP": tuple(int(term.skip_absent) for term in terms),
-    }
+    _write(slopes, of_i, batch, classes, INTERSECTION, BLOCK_B, BLOCK_C)
+    _write(slopes, of_p, batch, classes, PREDICTION, BLOCK_B, BLOCK_C)
+    _write(slopes, of_b, batch, classes, PREDICTION_SQ, BLOCK_B, BLOCK_C)
+    _write(slopes, nothing, batch, classes, TARGET, BLOCK_B, BLOCK_C)
+    _write(slopes, nothing, batch, classes, TARGET_SQ, BLOCK_B, BLOCK_C)
+    _write(slopes, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
+    _write(slopes, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
+    _write(slopes, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)

@@ -1,4 +1,4 @@
-"""The pass over the pixels as one Triton kernel forward and one backward.
+"""The pass over the pixels as one Triton kernel forward and one backward. `fused.py` launches them.
 
 A program walks over tiles of all classes x a run of pixels of one image. The activation stays in registers, each wanted
 sum is accumulated over the tiles and reduced once; unwanted ones are compiled out. Every program writes its partial
@@ -6,20 +6,11 @@ sums, which are then added up in a fixed order: no atomics, the same bits every 
 probabilities anew from the logits: one read, one write.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from polydice.kernels.eager import FIELDS, Options, sum_dtype
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-ACTIVATIONS = {"softmax": 0, "sigmoid": 1, "none": 2}
 SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -124,7 +115,7 @@ def _fold(values, p, weight, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTO
 
 
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
-def _forward(
+def pass_forward(
     logits, target, mask, partials, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
@@ -214,16 +205,16 @@ def _of_target(slope, y, LABELS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
-def _backward(
-    grad, logits, target, mask, result, classes, count, batch, programs, ignore_index,
+def pass_backward(
+    grad, scale, logits, target, mask, result, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """grad `[sums, B, C]` -> result `[B, C, N]`."""
+    """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`."""
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     channel = _channels(WIDE, BLOCK_C)
@@ -234,6 +225,12 @@ def _backward(
     overlap = _slope(grad, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
     offset = _slope(grad, image, batch, classes, PREDICTION, BLOCK_C)
     of_entropy = _slope(grad, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
+    if HAS_SCALE:
+        factor = tl.load(scale)
+        slope *= factor
+        overlap *= factor
+        offset *= factor
+        of_entropy *= factor
     for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
         x, y, valid, weight, _ = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
@@ -266,99 +263,3 @@ def _backward(
             tl.store(here, h)
         else:
             tl.store(here, h, mask=(channel < classes) & (pixel < count - start)[None, :])
-
-
-class Shape(NamedTuple):
-    """A tile: so many classes (a power of two) x pixels, the neighbours that one thread holds, and the warps."""
-
-    classes: int
-    pixels: int
-    vector: int
-    warps: int
-    stages: int
-
-
-def tile_shape(logits: Tensor) -> Shape:
-    """Few enough classes stay within one thread; more are shared out over warps, 32 to a thread."""
-    classes = triton.next_power_of_2(logits.shape[1])
-    if classes <= 16:
-        return Shape(classes, pixels=128 * max(1, 8 // classes), vector=4, warps=1, stages=1)
-    return Shape(classes, pixels=64, vector=2, warps=classes // 32, stages=1)
-
-
-def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """As `eager.forward`, for CUDA tensors."""
-    batch, classes, count = logits.shape
-    if logits.numel() == 0:
-        return torch.zeros(len(options.want), batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
-    shape = tile_shape(logits)
-    programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
-    partials = torch.empty(len(options.want), programs, batch, classes, dtype=torch.float32, device=logits.device)
-    with on_device(logits.device):
-        _forward[(batch * programs,)](
-            *_pointers(logits, target, mask), partials, classes, count, batch, programs, options.ignore_index or 0,
-            *_strides(logits, target, mask), **_constants(logits, target, mask, options, shape),
-        )  # fmt: skip
-    return partials.sum(1, dtype=sum_dtype(logits.device))
-
-
-def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """As `eager.backward`, for CUDA tensors."""
-    batch, classes, count = logits.shape
-    result = torch.empty_like(logits)
-    if logits.numel() == 0:
-        return result
-    shape = tile_shape(logits)
-    programs = min(triton.cdiv(count, shape.pixels), triton.cdiv(_resident_programs(logits.device), batch))
-    with on_device(logits.device):
-        _backward[(batch * programs,)](
-            grad.contiguous(), *_pointers(logits, target, mask), result, classes, count, batch, programs,
-            options.ignore_index or 0, *_strides(logits, target, mask), *result.stride(),
-            **_constants(logits, target, mask, options, shape),
-        )  # fmt: skip
-    return result
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device; the tensors may be on another."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@cache
-def _resident_programs(device: torch.device) -> int:
-    """So many programs fill the device, twice over. The interpreter has no device: few, but several."""
-    return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 6
-
-
-def _pointers(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return logits, _bytes(target), logits if mask is None else _bytes(mask)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def _strides(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:
-    image, *channel, pixel = target.stride()
-    return (*logits.stride(), image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.stride()))
-
-
-def _constants(
-    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, shape: Shape
-) -> dict[str, int | bool]:
-    place = {name.upper(): options.want.index(name) if name in options.want else -1 for name in FIELDS}
-    even = logits.shape[1] == shape.classes and logits.shape[2] % shape.pixels == 0
-    reach = max(shape.classes * tensor.stride(1) + shape.pixels * tensor.stride(-1) for tensor in (logits, target))
-    return place | {
-        "ACTIVATION": ACTIVATIONS[options.activation],
-        "LABELS": target.ndim == 2,
-        "HAS_MASK": mask is not None,
-        "HAS_IGNORE": options.ignore_index is not None,
-        "EVEN": even,
-        "WIDE": reach >= 2**31,
-        "BLOCK_C": shape.classes,
-        "BLOCK_N": shape.pixels,
-        "VECTOR": shape.vector,
-        "STAGES": shape.stages,
-        "num_warps": shape.warps,
-    }

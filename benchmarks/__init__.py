@@ -1,0 +1,1 @@
+"""Speed and memory of the losses against their peers: `python -m benchmarks --help`."""

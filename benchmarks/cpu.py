@@ -1,0 +1,97 @@
+"""Measurements on a CPU: all providers take turns, so that what else runs on the machine slows all alike."""
+
+import os
+import platform
+import random
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, attempt, gradient
+from benchmarks.providers import LossFunction
+
+COPY_BYTES = 1 << 28  # far more than the caches hold
+COPIES = 10
+Times = list[tuple[float, float]]  # seconds of forward and of backward, for each round
+
+
+def device_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def copy_bandwidth(effort: Effort) -> float:
+    """Bytes read and written per second by a copy."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    copy = torch.zeros_like(source)
+    times = []
+    for _ in range(COPIES):
+        start = perf_counter()
+        copy.copy_(source)
+        times.append(perf_counter() - start)
+    return 2e3 * COPY_BYTES / _spread(times).median
+
+
+def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
+    working: list[tuple[str, LossFunction]] = []
+    extra: dict[str, int] = {}
+    for provider, loss in candidates:
+        used = attempt(partial(_extra_bytes, loss, logits, target))
+        if isinstance(used, str):
+            yield provider.name, used
+        else:
+            extra[provider.name] = used
+            working.append((provider.name, loss))
+    for name, times in _rounds(working, logits, target, effort).items():
+        forward, backward = ([time[part] for time in times] for part in (0, 1))
+        both = [sum(time) for time in times]
+        yield name, Figures(_spread(forward), _spread(backward), _spread(both), extra[name])
+
+
+def _rounds(
+    working: list[tuple[str, LossFunction]], logits: Tensor, target: Tensor, effort: Effort
+) -> dict[str, Times]:
+    """One call of each in every round, in an order that changes: nobody always runs after the same neighbour."""
+    times: dict[str, Times] = {name: [] for name, _ in working}
+    turns, order = random.Random(0), list(working)
+    start, rounds = perf_counter(), 0
+    while rounds < effort.least_rounds or perf_counter() - start < effort.cpu_seconds:
+        turns.shuffle(order)
+        for name, loss in order:
+            times[name].append(_once(loss, logits, target))
+        rounds += 1
+    return times
+
+
+def _once(loss: LossFunction, logits: Tensor, target: Tensor) -> tuple[float, float]:
+    start = perf_counter()
+    value = loss(logits, target)
+    middle = perf_counter()
+    torch.autograd.grad(value, logits)
+    return middle - start, perf_counter() - middle
+
+
+def _spread(seconds: list[float]) -> Spread:
+    ms = torch.tensor(seconds, dtype=torch.float64) * 1e3
+    return Spread(*ms.quantile(torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)).tolist())
+
+
+def _extra_bytes(loss: LossFunction, logits: Tensor, target: Tensor) -> int:
+    """The peak of torch's own allocations, as its profiler logs them, less the gradient. The process's resident size
+    would also tell, but in pages and with whatever else the process keeps."""
+    gradient(loss, logits, target)  # the first call may compile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on every start that it starts
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = gradient(loss, logits, target)
+    log = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    held = peak = 0
+    for event in sorted((event for event in log if event.name() == "[memory]"), key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak - result.nbytes

@@ -1,0 +1,86 @@
+"""Measurements on a CUDA device: time by events with a cold L2 cache, memory from the allocator's own counters."""
+
+import gc
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, attempt, gradient
+from benchmarks.providers import LossFunction
+
+COPY_BYTES = 1 << 30
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name()
+
+
+def copy_bandwidth(effort: Effort) -> float:
+    """Bytes read and written per second by a copy."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    copy = torch.empty_like(source)
+    return 2e3 * COPY_BYTES / _time(lambda: copy.copy_(source), effort).median
+
+
+def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
+    for provider, loss in candidates:
+        figures = _graph_figures if provider.graph else _figures
+        yield provider.name, attempt(partial(figures, loss, logits, target, effort))
+        gc.collect()  # what a failed provider left behind must not count against the next
+        torch.cuda.empty_cache()
+
+
+def _figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: Effort) -> Figures:
+    both = partial(gradient, loss, logits, target)
+    both()  # compiles kernels, where there are any
+    extra = _extra_bytes(both)
+    return _combine(_time(partial(loss, logits, target), effort), _time(both, effort), extra)
+
+
+def _graph_figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: Effort) -> Figures:
+    """The same work recorded once and replayed: no launch overhead of Python and torch."""
+    both = partial(gradient, loss, logits, target)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # a first call may compile and allocate, which cannot be recorded
+        for _ in range(2):
+            both()
+    torch.cuda.current_stream().wait_stream(aside)
+    graphs = []
+    extra = _extra_bytes(lambda: _record(both, graphs))
+    _record(partial(loss, logits, target), graphs)
+    spent, forward = (_time(graph.replay, effort) for graph in graphs)
+    return _combine(forward, spent, extra)
+
+
+def _record(function: Callable[[], Tensor], graphs: list[torch.cuda.CUDAGraph]) -> Tensor:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    graphs.append(graph)
+    return result
+
+
+def _combine(forward: Spread, both: Spread, extra: int) -> Figures:
+    """Backward is both − forward: a compiled loss and a graph do not let backward run again by itself."""
+    return Figures(forward, Spread(both.median - forward.median), both, extra)
+
+
+def _time(function: Callable[[], object], effort: Effort) -> Spread:
+    from triton.testing import do_bench
+
+    return Spread(*do_bench(function, warmup=effort.gpu_ms // 3, rep=effort.gpu_ms, quantiles=[0.5, 0.1, 0.9]))
+
+
+def _extra_bytes(function: Callable[[], Tensor]) -> int:
+    """The bytes that were asked for: the allocator rounds blocks up by as much as a megabyte, which is not the loss's."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    result = function()
+    torch.cuda.synchronize()
+    peak: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return peak - before - result.nbytes

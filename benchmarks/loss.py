@@ -1,0 +1,86 @@
+"""`python -m benchmarks loss`: measure the losses, write what was found, show it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from benchmarks import check, cpu, cuda, report
+from benchmarks.measure import Effort
+from benchmarks.providers import Provider, installed
+from benchmarks.report import Row, Sheet
+from benchmarks.sizes import Size, default_sizes
+
+QUICK = Effort(gpu_ms=10, cpu_seconds=0, least_rounds=2)
+CHECK = Effort(cpu_seconds=30, least_rounds=15)
+
+
+def run(device: str, out: Path, sizes: list[Size] | None, quick: bool, arguments: Sequence[str]) -> int:
+    from benchmarks import plots  # matplotlib is not needed for a check
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
+    providers = _present(device)
+    rows = []
+    with report.CsvFile(out / "loss.csv") as file:
+        for row in measure(sizes or default_sizes(device), providers, device, QUICK if quick else Effort()):
+            file.write(row)
+            rows.append(row)
+    print(f"\n{report.table(rows)}\n")
+    plots.draw(rows, out)
+    print(f"written to {out}: loss.csv, time-pixels.png, time-classes.png, command.txt")
+    return 0
+
+
+def run_check(quick: bool) -> int:
+    """1 if a limit is not kept. Nothing is written: two sizes are not a result."""
+    providers = [provider for provider in _present("cpu") if provider.name in check.PROVIDERS]
+    verdicts = list(check.verdicts(list(measure(check.SIZES, providers, "cpu", QUICK if quick else CHECK))))
+    print("", *(text for _, text in verdicts), sep="\n")
+    return 0 if all(kept for kept, _ in verdicts) else 1
+
+
+def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, effort: Effort) -> Iterator[Row]:
+    """Every row of a run, printed in short as it comes."""
+    machine = cuda if device == "cuda" else cpu
+    bandwidth = machine.copy_bandwidth(effort)
+    sheet = Sheet(bandwidth, machine.device_name(), torch.__version__, _triton_version())
+    print(f"{machine.device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.1f} GB/s", flush=True)
+    for size in sizes:
+        yield sheet.floor(size)
+        candidates = [(each, each.make()) for each in providers if each.series or not size.series]
+        both: dict[str, float] = {}
+        for name, figures in machine.measure(candidates, *size.inputs(device), effort):
+            rows = list(sheet.of(name, size, figures))
+            _show(name, size, rows)
+            yield from rows
+            if not isinstance(figures, str):
+                both[name] = figures.both.median
+        yield from sheet.ratios(size, both)
+
+
+def _show(name: str, size: Size, rows: Sequence[Row]) -> None:
+    found = {(row.mode, row.metric): row for row in rows}
+    both = found["both", "ms"]
+    if both.median is None:
+        print(f"{size!s:32} {name:18} {both.note}", flush=True)
+        return
+    times = "  ".join(f"{mode} {found[mode, 'ms'].median:8.3f}" for mode in ("forward", "backward", "both"))
+    extra = found["both", "extra_over_logits"].median
+    print(f"{size!s:32} {name:18} {times} ms  {both.floor_multiple:6.1f} x floor  extra {extra:7.2%}", flush=True)
+
+
+def _present(device: str) -> list[Provider]:
+    providers, missing = installed(device)
+    for name, why in missing.items():
+        print(f"left out: {name}: {why}")
+    return providers
+
+
+def _triton_version() -> str:
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
