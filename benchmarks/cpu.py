@@ -89,7 +89,7 @@ def _extra_bytes(loss: LossFunction, logits: Tensor, target: Tensor) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on every start that it starts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = gradient(loss, logits, target)
-    log = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    log = profiler.profiler.kineto_results.events()
     held = peak = 0
     for event in sorted((event for event in log if event.name() == "[memory]"), key=lambda event: event.start_ns()):
         held += event.nbytes()

@@ -48,7 +48,7 @@ def _graph_figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: E
         for _ in range(2):
             both()
     torch.cuda.current_stream().wait_stream(aside)
-    graphs = []
+    graphs: list[torch.cuda.CUDAGraph] = []
     extra = _extra_bytes(lambda: _record(both, graphs))
     _record(partial(loss, logits, target), graphs)
     spent, forward = (_time(graph.replay, effort) for graph in graphs)
@@ -75,12 +75,12 @@ def _time(function: Callable[[], object], effort: Effort) -> Spread:
 
 
 def _extra_bytes(function: Callable[[], Tensor]) -> int:
-    """The bytes that were asked for: the allocator rounds blocks up by as much as a megabyte, which is not the loss's."""
+    """The bytes that were asked for: the allocator hands out up to a megabyte more, which is not the loss's doing."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
     result = function()
     torch.cuda.synchronize()
-    peak: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
     return peak - before - result.nbytes

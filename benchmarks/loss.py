@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -20,6 +21,7 @@ CHECK = Effort(cpu_seconds=30, least_rounds=15)
 def run(device: str, out: Path, sizes: list[Size] | None, quick: bool, arguments: Sequence[str]) -> int:
     from benchmarks import plots  # matplotlib is not needed for a check
 
+    start = perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     providers = _present(device)
@@ -30,7 +32,7 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool, arguments
             rows.append(row)
     print(f"\n{report.table(rows)}\n")
     plots.draw(rows, out)
-    print(f"written to {out}: loss.csv, time-pixels.png, time-classes.png, command.txt")
+    print(f"{perf_counter() - start:.0f} s; loss.csv, time-pixels.png, time-classes.png and command.txt are in {out}")
     return 0
 
 

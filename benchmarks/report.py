@@ -72,11 +72,9 @@ class Sheet:
         self, name: str, size: Size, mode: str, metric: str, spread: Spread | None,
         multiple: float | None = None, note: str = "",
     ) -> Row:  # fmt: skip
-        numbers = spread or (None, None, None)
-        machine = self.machine
-        return Row(
-            name, size.name, size.dtype, size.pixels, size.classes, mode, metric, *numbers, multiple, *machine, note
-        )
+        median, q10, q90 = spread or (None, None, None)
+        kind = (name, size.name, size.dtype, size.pixels, size.classes, mode, metric)
+        return Row(*kind, median, q10, q90, multiple, *self.machine, note)
 
 
 class CsvFile:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from polydice.geometry import ratio
-from polydice.sums import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, Pass, PixelSums, check_option, prepare, unstack
+from polydice.sums import (
+    ACTIVATIONS,
+    FIELDS,
+    IMPLEMENTATIONS,
+    Pass,
+    PixelSums,
+    check_option,
+    prepare,
+    result_dtype,
+    unstack,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
@@ -64,8 +74,10 @@ class Loss(nn.Module, ABC):
         check_option("activation", activation, ACTIVATIONS)
         check_option("reduction", reduction, REDUCTIONS)
         check_option("impl", impl, IMPLEMENTATIONS)
+        if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+            raise TypeError(f"ignore_index must be an integer or None: {ignore_index!r}")
         self.activation = activation
-        self.include_background = include_background
+        self.include_background = flag("include_background", include_background)
         self.register_buffer("weight", _class_weights(weight))
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -187,8 +199,11 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
     if len({value.shape for _, _, value in values}) > 1:
         shapes = ", ".join(f"{type(term).__name__} {list(value.shape)}" for _, term, value in values)
         raise ValueError(f"reduction='none' cannot add terms of different shapes: {shapes}")
-    value = torch.stack([factor * value for factor, _, value in values]).sum(0)
-    return value.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    (factor, _, value), *others = values
+    value = factor * value
+    for factor, _, other in others:
+        value = value + factor * other
+    return value.to(result_dtype(logits))
 
 
 def _evaluate_fused(terms: list[tuple[float, Loss]], given: Pass) -> Tensor | None:
@@ -253,7 +268,7 @@ class RegionLoss(Loss):
         check_option("absent", absent, ("keep", "skip"))
         if self.process_group is not None and not batch:
             raise ValueError("process_group adds up sums over the batch: it needs batch=True")
-        self.batch = batch
+        self.batch = flag("batch", batch)
         self.smooth = number("smooth", smooth, least=0)
         self.absent = absent
 
@@ -267,6 +282,10 @@ class RegionLoss(Loss):
 
     def evaluate(self, sums: PixelSums) -> Tensor:
         losses = self.per_class(sums)
+        if self.weight is None and self.include_background and self.absent == "keep":
+            if self.reduction == "none":
+                return losses
+            return losses.sum() / (max(1, losses.numel()) if self.reduction == "mean" else 1)
         weight = self.class_weights(losses).expand_as(losses)
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
@@ -300,9 +319,15 @@ def number(name: str, value: float, least: float = -math.inf) -> float:
     return float(value)
 
 
+def flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False: {value!r}")
+    return value
+
+
 def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
-    """One number or one per class, as a tensor of the default floating type."""
-    tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
+    """One number or one per class, as a float64 tensor: exactly what was given."""
+    tensor = torch.as_tensor(values, dtype=torch.float64).detach().clone()
     if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
         raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
     return tensor

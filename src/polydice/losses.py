@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, not_negative, number
+from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, flag, not_negative, number
 from polydice.geometry import cosine_coefficients, misalignment, mismatch, polynomial, ratio, squared_angle
 from polydice.sums import PixelSums, check_option
 
@@ -25,7 +25,7 @@ class DiceLoss(RegionLoss):
 
     def __init__(self, *, squared: bool = True, **options: Unpack[RegionOptions]) -> None:
         super().__init__(**options)
-        self.squared = squared
+        self.squared = flag("squared", squared)
         self.want = ("prediction_sq", "target_sq", "error_sq") if squared else ("intersection", "prediction", "target")
 
     def per_class(self, sums: PixelSums) -> Tensor:
@@ -168,7 +168,7 @@ class TvMFDiceLoss(RegionLoss):
         dice = not_negative("dice_per_class", dice_per_class)
         if dice.ndim != 1 or dice.max() > 1:
             raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
-        self.kappa = (32 * dice).to(self.kappa)
+        self.kappa = (32 * dice).to(self.kappa.device)
 
     def per_class(self, sums: PixelSums) -> Tensor:
         a, b = sums.target_sq, sums.prediction_sq

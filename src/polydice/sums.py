@@ -58,7 +58,11 @@ def pixel_sums(
     if want is None:
         want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
     given = prepare(logits, target, mask, activation, ignore_index, want, impl)
-    return unstack(given.stacked().to(eager.pixel_dtype(logits)), given.options.want, given.labels)
+    return unstack(given.stacked().to(result_dtype(logits)), given.options.want, given.labels)
+
+
+def result_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
@@ -131,6 +135,9 @@ def _check_want(want: Sequence[str], activation: str) -> None:
 
 def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None) -> bool:
     """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
+    for name, value in (("logits", logits), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor: {type(value).__name__}")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating: {_show(logits, target)}")
     if logits.ndim < 2:
@@ -143,7 +150,7 @@ def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
         raise ValueError(f"logits have no channel: {_show(logits, target)}")
     if activation == "softmax" and classes == 1:
         raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
-    integer = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    integer = eager.is_integer(target)
     plane = ([batch, *spatial], [batch, 1, *spatial])
     labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
     if not labels and (target.shape != logits.shape or target.is_complex()):

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 1.5 MiB, about
 # the L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
 CPU_BLOCK = 3 << 16
 ACCELERATOR_BLOCK = 1 << 24
+# Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
+SMALL = 1 << 16
 # Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
@@ -24,6 +25,9 @@ RUN = 256
 FIELDS = (
     "intersection", "prediction", "prediction_sq", "target", "target_sq", "error_sq", "cross_entropy", "pixels",
 )  # fmt: skip
+
+
+IN_PLACE = {"prediction", "prediction_sq", "target", "target_sq", "error_sq"}
 
 
 class Options(NamedTuple):
@@ -52,7 +56,12 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def pixel_dtype(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+    small = logits.device.type == "cpu" and logits.numel() <= SMALL
+    return torch.float64 if small or logits.dtype == torch.float64 else torch.float32
+
+
+def is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
@@ -64,7 +73,7 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         runs = {name: _runs(values, block.weight) for name, values in _summands(block, options)}
         here = sums[:, block.images]
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
-        if not target.is_floating_point() and target.dtype != torch.bool:
+        if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
     return sums
 
@@ -84,6 +93,8 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     if logits.numel() == 0:
         return
     size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
+    if mask is not None or options.ignore_index is not None or not IN_PLACE.issuperset(options.want):
+        size //= 2  # room for the copies that these take
     pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
     images = _even_share(batch, max(1, size // (classes * pixels)))
     buffers = torch.empty(2, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
@@ -105,6 +116,8 @@ def _even_share(count: int, most: int) -> int:
 def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
            buffers: Tensor, labels: Tensor) -> Block:  # fmt: skip
     x, target = logits[images, :, pixels], target[images, ..., pixels]
+    if is_integer(target):
+        target = target.long()  # an ignored label need not fit the type of the labels
     weight, valid = None, None if mask is None else mask[images, pixels] != 0
     if options.ignore_index is not None:
         labelled = target != options.ignore_index
@@ -136,7 +149,6 @@ def _activate(x: Tensor, activation: str, out: Tensor) -> None:
 def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
     """An integer outside [0, limit) raises on a CPU. Elsewhere raising would mean to wait for the device: there the
     image's sums become NaN, and with them its loss."""
-    target = target.long()
     if target.device.type != "cpu":
         sums.masked_fill_(((target < 0) | (target >= limit)).flatten(1).any(1).unsqueeze(1), torch.nan)
         return
@@ -179,32 +191,32 @@ def _runs(values: Tensor, weight: Tensor | None) -> Tensor:
 def _cross_entropy(block: Block, activation: str) -> Tensor:
     """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows, and for -inf."""
     x, y = block.x.to(block.y.dtype), block.y
+    absent = y == 0
     if activation == "softmax":
         # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
-        log_sum = x.amax(1, keepdim=True) - block.p.amax(1, keepdim=True).log()
-        return torch.where(y == 0, 0, y * (log_sum - x))
-    return F.softplus(x, threshold=40) - torch.where(y == 0, 0, y * x)
+        surprise = (x.amax(1, keepdim=True) - x).sub_(block.p.amax(1, keepdim=True).log_())
+        return surprise.mul_(y).masked_fill_(absent, 0)
+    entropy = x.abs().neg_().exp_().log1p_().add_(x.clamp(min=0))
+    return entropy.sub_((x * y).masked_fill_(absent, 0))
 
 
 def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
-    p = block.p
+    p, weight = block.p, block.weight
+    # That of cross-entropy needs no division by p: it joins after the activation.
     wanted = block.y * slope["cross_entropy"] if "cross_entropy" in slope else None
     h = _probability_gradient(block, slope)
     if activation == "softmax":
-        gradient = out if out.dtype == h.dtype else torch.empty_like(h)
-        h = torch.ops.aten._softmax_backward_data.out(h, p, 1, h.dtype, grad_input=gradient)
+        inner = h.mul_(p).sum(1, keepdim=True)
+        if wanted is not None:
+            inner -= wanted.sum(1, keepdim=True)
+            h.sub_(wanted)
+        h.addcmul_(p, inner, value=-1)
     elif activation == "sigmoid":
         h.mul_(p).mul_(1 - p)
-    # The cross-entropy's gradient in the logits needs no division by p: wanted * (p - 1), summed over classes or not.
-    if wanted is not None and activation == "softmax":
-        h.addcmul_(p, wanted.sum(1, keepdim=True)).sub_(wanted)
-    elif wanted is not None:
-        h.addcmul_(p, slope["cross_entropy"]).sub_(wanted)
-    if block.weight is not None:
-        h.mul_(block.weight)
-    if h is not out:
-        out.copy_(h)
+        if wanted is not None:
+            h.addcmul_(p, slope["cross_entropy"]).sub_(wanted)
+    out.copy_(h if weight is None else h.mul_(weight))
 
 
 def _probability_gradient(block: Block, slope: dict[str, Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polydice.kernels.eager import FIELDS, Options, sum_dtype
 from polydice.kernels.tail import tail
@@ -123,6 +124,7 @@ class FusedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, mask, slopes = ctx.saved_tensors
         return _gradient(slopes, grad, logits, target, mask, ctx.options), *(None,) * 7
@@ -223,7 +225,7 @@ def _plan_tail(
         "BLOCK_B": rows,
         "BLOCK_C": columns,
     }
-    return Launch(tail, 1, (batch, classes, programs), constants, num_warps=8)
+    return Launch(tail, 1, (batch, classes, programs), constants, num_warps=16)
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:

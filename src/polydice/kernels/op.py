@@ -63,6 +63,10 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradient, None, None, None, None, None, None
 
 
+def _refuse(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+    raise RuntimeError("polydice's losses can be differentiated once, not twice")
+
+
 for _name, _real, _fake in (
     ("pixel_sums", _forward, _fake_forward),
     ("pixel_sums_backward", _backward, _fake_backward),
@@ -70,6 +74,7 @@ for _name, _real, _fake in (
     _library.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"polydice::{_name}", _fake, lib=_library)
 torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("polydice::pixel_sums_backward", _refuse, lib=_library)
 
 pixel_sums = torch.ops.polydice.pixel_sums
 

@@ -36,7 +36,7 @@ def _polynomial(
     t_x = tl.zeros_like(x)
     power = 2.0 + tl.zeros_like(x)
     for k in tl.static_range(1, SERIES + 1):
-        t += power * x / k
+        t += power * x * (1 / k)
         t_x += power
         power = power * x * (k / (2 * k + 1))
     q = tl.zeros_like(x)
@@ -66,21 +66,35 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def _read(
-    partials, programs, batch, classes, FIELD: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+def _gather(
+    partials, sums, programs, batch, classes, FIELD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One of the sums, added up over the programs, and over the images too where asked: `[B, C]` or `[1, C]`."""
-    total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
+    """Adds one of the sums up over the programs, into memory: read back from there, it is spread over the threads."""
     if FIELD >= 0:
         part = tl.arange(0, BLOCK_P)[:, None, None]
         image = tl.arange(0, BLOCK_B)[None, :, None]
         channel = tl.arange(0, BLOCK_C)[None, None, :]
         inside = (image < batch) & (channel < classes)
+        total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
         for first in range(0, programs, BLOCK_P):
             here = ((FIELD * programs + first + part) * batch + image) * classes + channel
             values = tl.load(partials + here, mask=inside & (first + part < programs), other=0.0)
-            total += tl.sum(values.to(tl.float64), 0)
+            total += tl.sum(values, 0).to(tl.float64)
+        _write(sums, total, batch, classes, FIELD, BLOCK_B, BLOCK_C)
+
+
+@triton.jit
+def _read(
+    sums, batch, classes, FIELD: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """One of the sums, `[B, C]`, or `[1, C]` over the batch."""
+    total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
+    if FIELD >= 0:
+        image = tl.arange(0, BLOCK_B)[:, None]
+        channel = tl.arange(0, BLOCK_C)[None, :]
+        here = sums + (FIELD * batch + image) * classes + channel
+        total = tl.load(here, mask=(image < batch) & (channel < classes), other=0.0)
     return tl.sum(total, 0, keep_dims=True) if OVER_BATCH else total
 
 
@@ -108,14 +122,24 @@ def tail(
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
     describe the terms of a weighted sum of losses.
     """
-    i = _read(partials, programs, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    p = _read(partials, programs, batch, classes, PREDICTION, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    b = _read(partials, programs, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    truth = _read(partials, programs, batch, classes, TARGET, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    a = _read(partials, programs, batch, classes, TARGET_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    e = _read(partials, programs, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    entropy = _read(partials, programs, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
-    pixels = _read(partials, programs, batch, classes, PIXELS, OVER_BATCH, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, INTERSECTION, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, PREDICTION, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, PREDICTION_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, TARGET, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, TARGET_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, ERROR_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, CROSS_ENTROPY, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch, classes, PIXELS, BLOCK_P, BLOCK_B, BLOCK_C)
+    tl.debug_barrier()
+    i = _read(slopes, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_B, BLOCK_C)
+    p = _read(slopes, batch, classes, PREDICTION, OVER_BATCH, BLOCK_B, BLOCK_C)
+    b = _read(slopes, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    truth = _read(slopes, batch, classes, TARGET, OVER_BATCH, BLOCK_B, BLOCK_C)
+    a = _read(slopes, batch, classes, TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    e = _read(slopes, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    entropy = _read(slopes, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
+    pixels = _read(slopes, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
+    tl.debug_barrier()  # the slopes take the place of the sums
     channel = tl.arange(0, BLOCK_C)[None, :]
     inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
     if OVER_BATCH:

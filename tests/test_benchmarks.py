@@ -1,0 +1,73 @@
+import csv
+import os
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks import check
+from benchmarks.__main__ import main
+from benchmarks.measure import Figures, Spread
+from benchmarks.report import Row, Sheet
+from benchmarks.sizes import Size, parse_size
+
+
+def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
+    """In a process of its own: the peers warn while they are imported, and here warnings are errors."""
+    command = ["-m", "benchmarks", "loss", "--device", "cpu", "--quick", "--sizes", "2x3x16x16", "--out", str(tmp_path)]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[1]
+    ran = subprocess.run([sys.executable, *command], cwd=root, env=one_thread, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    with (tmp_path / "loss.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [field.name for field in fields(Row)]
+    assert {row["shape"] for row in rows} == {"2x3x16x16"}
+    assert {row["mode"] for row in rows if row["provider"] == "polydice eager"} == {"forward", "backward", "both"}
+    measured = {row["provider"]: row for row in rows if row["metric"] == "ms" and row["median"]}
+    assert measured.keys() >= {"floor", "polydice eager", "polydice + ce", "cross_entropy"}
+    assert {row["provider"] for row in rows if row["metric"] == "over_cross_entropy"} >= {"polydice eager"}
+    assert (tmp_path / "command.txt").read_text().startswith("python -m benchmarks loss --device cpu --quick")
+    for plot in ("time-pixels.png", "time-classes.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_size_is_read_from_the_command_line() -> None:
+    assert parse_size("2x14x128x128x128:bfloat16") == Size((2, 14, 128, 128, 128), "bfloat16")
+    assert parse_size("24x9x224x224").floor_bytes == 24 * 224 * 224 * (3 * 9 * 4 + 2 * 8)
+
+
+@pytest.mark.parametrize("text", ["24x9", "axb", "2x1x8x8", "2x3x8x8:int8"])
+def test_what_is_no_size_is_refused_and_shown(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=text):
+        parse_size(text)
+
+
+def _rows(ours_ms: float) -> list[Row]:
+    """Cross-entropy takes 10 ms, MONAI 20, nnU-Net 12; ours has no extra memory."""
+    sheet = Sheet(1e9, "a device", "2.13.0", "")
+    rows: list[Row] = []
+    for size in check.SIZES:
+        time = Spread(ours_ms, ours_ms, ours_ms)
+        rows += sheet.of(check.OURS, size, Figures(time, time, time, 0))
+        rows += sheet.ratios(size, {check.OURS: ours_ms, "cross_entropy": 10, "monai": 20, "nnunet": 12})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "failed"), [(8, set()), (9, {"over_nnunet"}), (11, {"over_cross_entropy", "over_monai", "over_nnunet"})]
+)
+def test_the_check_names_the_limits_that_are_not_kept(ours_ms: float, failed: set[str]) -> None:
+    for kept, text in check.verdicts(_rows(ours_ms)):
+        assert kept == (not any(metric in text for metric in failed)), text
+    assert not any(kept for kept, _ in check.verdicts([])), "a figure that is missing is not a limit kept"
+
+
+@pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cpu", "--sizes", "2x3x8x8"]])
+def test_the_check_refuses_what_it_would_ignore(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["loss", "--check", *arguments])
+    assert "--check" in capsys.readouterr().err
