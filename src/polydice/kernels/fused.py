@@ -124,7 +124,7 @@ class FusedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, mask, slopes = ctx.saved_tensors
         return _gradient(slopes, grad, logits, target, mask, ctx.options), *(None,) * 7
