@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from polydice.geometry import ratio
+from polydice.kernels.eager import Options
 from polydice.sums import (
     ACTIVATIONS,
     FIELDS,
@@ -181,7 +182,7 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
     loss = terms[0][1]
     wanted = {name for _, term in terms for name in term.want}
     want = tuple(name for name in FIELDS if name in wanted)
-    given = prepare(logits, target, mask, loss.activation, loss.ignore_index, want, loss.impl)
+    given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
     for _, term in terms:
         term.check_classes(logits.shape[1])
     if given.fused and not torch.compiler.is_compiling():
@@ -211,12 +212,13 @@ def _evaluate_fused(terms: list[tuple[float, Loss]], given: Pass) -> Tensor | No
     from polydice.kernels import fused
 
     first = terms[0][1]
-    batch, classes, pixels = given.logits.shape
+    batch, classes = given.logits.shape[:2]
     if (
         first.reduction == "none"
         or first.activation == "none"
         or first.process_group is not None
-        or not 0 < batch * classes * min(pixels, 1) <= fused.MOST_ELEMENTS
+        or given.logits.numel() == 0
+        or batch * classes > fused.MOST_ELEMENTS
     ):
         return None
     described, over_batch = [], set()
@@ -236,8 +238,8 @@ def _evaluate_fused(terms: list[tuple[float, Loss]], given: Pass) -> Tensor | No
         like = torch.empty(classes, dtype=torch.float64, device=given.logits.device)
         weights = torch.stack([loss.class_weights(like) for _, loss in terms])
     value: Tensor = fused.FusedLoss.apply(  # type: ignore[no-untyped-call]
-        given.logits, given.target, given.mask, weights, given.options, tuple(described), first.reduction == "mean",
-        True in over_batch,
+        given.logits, given.target, given.mask, weights, given.labels, first.activation, first.ignore_index,
+        tuple(described), first.reduction == "mean", True in over_batch,
     )  # fmt: skip
     return value
 

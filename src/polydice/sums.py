@@ -1,6 +1,5 @@
 """The pass over the pixels: `(logits, target)` to a few sums per image and class. It checks what it is given."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +56,10 @@ def pixel_sums(
     """
     if want is None:
         want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
-    given = prepare(logits, target, mask, activation, ignore_index, want, impl)
+    check_option("activation", activation, ACTIVATIONS)
+    check_option("impl", impl, IMPLEMENTATIONS)
+    _check_want(want, activation)
+    given = prepare(logits, target, mask, eager.Options(activation, ignore_index, tuple(want)), impl)
     return unstack(given.stacked().to(result_dtype(logits)), given.options.want, given.labels)
 
 
@@ -70,53 +72,30 @@ def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
 
 
 class Pass(NamedTuple):
-    """A pass that has been checked: logits `[B, C, N]`, target `[B, N]` or `[B, C, N]`, mask `[B, N]`."""
+    """A pass that has been checked."""
 
     logits: Tensor
     target: Tensor
     mask: Tensor | None
     options: eager.Options
+    labels: bool
     fused: bool
-
-    @property
-    def labels(self) -> bool:
-        return self.target.ndim == 2
 
     def stacked(self) -> Tensor:
         """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
         activation, ignore_index, want = self.options
-        sums: Tensor = op.pixel_sums(
-            self.logits, self.target, self.mask, activation, ignore_index, list(want), self.fused
-        )
+        flat = eager.flatten(self.logits, self.target, self.mask, self.labels)
+        sums: Tensor = op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
         return sums
 
 
-def prepare(
-    logits: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    activation: str,
-    ignore_index: int | None,
-    want: Sequence[str],
-    impl: str,
-) -> Pass:
-    """Checks everything that does not depend on values, and flattens the spatial axes."""
-    check_option("activation", activation, ACTIVATIONS)
-    check_option("impl", impl, IMPLEMENTATIONS)
-    _check_want(want, activation)
-    labels = _check(logits, target, mask, activation, ignore_index)
+def prepare(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.Options, impl: str) -> Pass:
+    """Checks the tensors, but for their values."""
+    labels = _check(logits, target, mask, options)
     obstacle = op.fused_obstacle(logits)
     if impl == "fused" and obstacle:
         raise ValueError(f"impl='fused' is not possible here: {obstacle}")
-    batch, classes = logits.shape[:2]
-    pixels = math.prod(logits.shape[2:])
-    return Pass(
-        logits.reshape(batch, classes, pixels),
-        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
-        None if mask is None else mask.reshape(batch, pixels),
-        eager.Options(activation, ignore_index, tuple(want)),
-        impl != "eager" and not obstacle,
-    )
+    return Pass(logits, target, mask, options, labels, impl != "eager" and not obstacle)
 
 
 def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -133,7 +112,7 @@ def _check_want(want: Sequence[str], activation: str) -> None:
         raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
 
 
-def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None) -> bool:
+def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.Options) -> bool:
     """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
     for name, value in (("logits", logits), ("target", target)):
         if not isinstance(value, Tensor):
@@ -148,7 +127,7 @@ def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
     batch, classes, *spatial = logits.shape
     if classes == 0:
         raise ValueError(f"logits have no channel: {_show(logits, target)}")
-    if activation == "softmax" and classes == 1:
+    if options.activation == "softmax" and classes == 1:
         raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
     integer = eager.is_integer(target)
     plane = ([batch, *spatial], [batch, 1, *spatial])
@@ -159,9 +138,9 @@ def _check(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
             f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
             f"{_show(logits, target)}{hint}"
         )
-    if not labels and ignore_index is not None:
+    if not labels and options.ignore_index is not None:
         raise ValueError(
-            f"ignore_index={ignore_index} needs labels; pass mask= to leave out pixels of masks: "
+            f"ignore_index={options.ignore_index} needs labels; pass mask= to leave out pixels of masks: "
             f"{_show(logits, target)}"
         )
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():

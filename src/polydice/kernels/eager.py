@@ -5,6 +5,7 @@ so nothing of the logits' size is made, forward or backward. The sums leave in f
 they are a few numbers, and what the geometry forms of them cancels.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -62,6 +63,17 @@ def pixel_dtype(logits: Tensor) -> torch.dtype:
 
 def is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """To `[B, C, N]`, `[B, N]` or `[B, C, N]`, and `[B, N]`."""
+    batch, classes = logits.shape[:2]
+    pixels = math.prod(logits.shape[2:])
+    return (
+        logits.reshape(batch, classes, pixels),
+        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
+        None if mask is None else mask.reshape(batch, pixels),
+    )
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:

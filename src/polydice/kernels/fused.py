@@ -15,13 +15,14 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polydice.kernels.eager import FIELDS, Options, sum_dtype
+from polydice.kernels.eager import FIELDS, Options, flatten, sum_dtype
 from polydice.kernels.tail import tail
 from polydice.kernels.triton import pass_backward, pass_forward
 
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 KINDS = ("polynomial", "ratio", "overlap", "entropy")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
+GATHERED = 8192  # partial sums that it adds up at a time
 SERIES_TERMS = 40  # of the squared angle: the rest is below 2^-40 of it
 INTERPRETED_PROGRAMS = 6  # where there is no device to fill: few, but several
 
@@ -35,6 +36,21 @@ class Term(NamedTuple):
     factor: float
     background: bool
     skip_absent: bool
+
+
+def needed(terms: Sequence[Term], labels: bool, sigmoid: bool) -> tuple[str, ...]:
+    """The sums that these terms are made of. The squares of labels are the labels: one sum does for both."""
+    found: set[str] = set()
+    for term in terms:
+        if term.kind == "overlap":
+            found |= {"intersection", "prediction", "target"}
+        elif term.kind == "entropy":
+            found |= {"cross_entropy", "target" if labels and not sigmoid else "pixels"}
+            if term.numbers[0]:
+                found |= {"intersection", "target", *(["prediction"] if sigmoid else [])}
+        else:
+            found |= {"prediction_sq", "error_sq", "target" if labels else "target_sq"}
+    return tuple(name for name in FIELDS if name in found)
 
 
 class Launch:
@@ -52,11 +68,11 @@ class Launch:
         ready = self.compiled.get(aligned)
         if ready is not None:
             # Past Triton's own argument handling, whose outcome depends on nothing else.
-            ready[self.grid](*pointers, *self.numbers, *self.constants.values())
+            ready(*pointers, *self.numbers, *self.constants.values())
             return
         ready = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
         if ready is not None:  # the interpreter compiles nothing
-            self.compiled[aligned] = ready
+            self.compiled[aligned] = ready[self.grid]
 
 
 class Plan(NamedTuple):
@@ -98,36 +114,45 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
 
 def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """As `eager.backward`, for CUDA tensors."""
-    return _gradient(grad.contiguous(), None, logits, target, mask, options)
+    if logits.numel() == 0:
+        return torch.empty_like(logits)
+    grad = grad.contiguous()
+    return _gradient(_plan_for(logits, target, mask, options), grad, grad, logits, target, mask)
 
 
 class FusedLoss(torch.autograd.Function):
-    """`apply(logits, target, mask, weights, options, terms, mean, over_batch)`: a weighted sum of losses."""
+    """`apply(logits, target, mask, weights, activation, ignore_index, terms, mean, over_batch)`: a weighted sum of
+    losses, from tensors with all of their axes."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, options: Options,
-        terms: tuple[Term, ...], mean: bool, over_batch: bool,
+        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, labels: bool,
+        activation: str, ignore_index: int | None, terms: tuple[Term, ...], mean: bool, over_batch: bool,
     ) -> Tensor:  # fmt: skip
+        ctx.shape = logits.shape
+        logits, target, mask = flatten(logits, target, mask, labels)
         batch, classes, _ = logits.shape
-        plan = _plan_for(logits, target, mask, options)
-        partials = _partials(plan, logits, target, mask, options)
+        sigmoid = activation == "sigmoid"
+        options = Options(activation, ignore_index, needed(terms, labels, sigmoid))
+        lump = labels and not sigmoid and weights is None and all(term.background for term in terms)
+        ctx.plan = _plan_for(logits, target, mask, options, scaled=True, lump=lump)
+        partials = _partials(ctx.plan, logits, target, mask, options)
         loss = torch.empty((), dtype=torch.float32, device=logits.device)
         slopes = torch.empty((len(options.want), batch, classes), dtype=torch.float64, device=logits.device)
-        launch = _plan_tail(
-            batch, classes, plan.programs, options, terms, mean, over_batch, target.ndim == 2, weights is not None
+        tail = _plan_tail(
+            batch, classes, ctx.plan.programs, options, terms, mean, over_batch, labels, weights is not None
         )
         with _current(logits.device):
-            launch(partials, partials if weights is None else weights, loss, slopes)
+            tail(partials, partials if weights is None else weights, loss, slopes)
         ctx.save_for_backward(logits, target, mask, slopes)
-        ctx.options = options
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, mask, slopes = ctx.saved_tensors
-        return _gradient(slopes, grad, logits, target, mask, ctx.options), *(None,) * 7
+        gradient = _gradient(ctx.plan, slopes, grad, logits, target, mask)
+        return gradient.view(ctx.shape), *(None,) * 9
 
 
 def _partials(plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
@@ -139,31 +164,27 @@ def _partials(plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, o
     return partials
 
 
-def _gradient(slopes: Tensor, scale: Tensor | None, logits: Tensor, target: Tensor, mask: Tensor | None,
-              options: Options) -> Tensor:  # fmt: skip
+def _gradient(plan: Plan, slopes: Tensor, scale: Tensor, logits: Tensor, target: Tensor,
+              mask: Tensor | None) -> Tensor:  # fmt: skip
     result = torch.empty_like(logits)
-    if logits.numel() == 0:
-        return result
-    launch = _plan_for(logits, target, mask, options, scaled=scale is not None).backward
     with _current(logits.device):
-        launch(
-            slopes, slopes if scale is None else scale, logits, _bytes(target),
-            logits if mask is None else _bytes(mask), result,
-        )  # fmt: skip
+        plan.backward(slopes, scale, logits, _bytes(target), logits if mask is None else _bytes(mask), result)
     return result
 
 
-def _plan_for(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, scaled: bool = False) -> Plan:
+def _plan_for(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, scaled: bool = False, lump: bool = False
+) -> Plan:
     given = None if mask is None else (mask.dtype, mask.stride())
     return _plan(logits.device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride(), given,
-                 options, scaled)  # fmt: skip
+                 options, scaled, lump)  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
 def _plan(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], strides: tuple[int, ...],
     target_dtype: torch.dtype, target_strides: tuple[int, ...], mask: tuple[torch.dtype, tuple[int, ...]] | None,
-    options: Options, scaled: bool,
+    options: Options, scaled: bool, lump: bool,
 ) -> Plan:  # fmt: skip
     """One plan for every combination of shapes, strides, types and options: all that compilation depends on, but for
     the alignment of the pointers."""
@@ -188,6 +209,7 @@ def _plan(
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
         "STAGES": block.stages,
+        "LUMP": lump,
     }
     result = torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
     return Plan(
@@ -206,6 +228,7 @@ def _plan_tail(
     labels: bool, weighted: bool,
 ) -> Launch:  # fmt: skip
     rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
+    cells = triton.next_power_of_2(len(options.want) * batch * classes)
     constants = {
         "KIND": tuple(KINDS.index(term.kind) for term in terms),
         "NUMBERS": tuple(float(number) for term in terms for number in term.numbers),
@@ -221,7 +244,9 @@ def _plan_tail(
         "OVER_BATCH": over_batch,
         **_places(options.want),
         "SERIES": SERIES_TERMS,
-        "BLOCK_P": min(triton.next_power_of_2(programs), max(1, 2 * MOST_ELEMENTS // (rows * columns))),
+        "FIELDS": len(options.want),
+        "BLOCK_P": min(triton.next_power_of_2(programs), max(1, GATHERED // cells)),
+        "BLOCK_J": cells,
         "BLOCK_B": rows,
         "BLOCK_C": columns,
     }

@@ -66,22 +66,16 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def _gather(
-    partials, sums, programs, batch, classes, FIELD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Adds one of the sums up over the programs, into memory: read back from there, it is spread over the threads."""
-    if FIELD >= 0:
-        part = tl.arange(0, BLOCK_P)[:, None, None]
-        image = tl.arange(0, BLOCK_B)[None, :, None]
-        channel = tl.arange(0, BLOCK_C)[None, None, :]
-        inside = (image < batch) & (channel < classes)
-        total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
-        for first in range(0, programs, BLOCK_P):
-            here = ((FIELD * programs + first + part) * batch + image) * classes + channel
-            values = tl.load(partials + here, mask=inside & (first + part < programs), other=0.0)
-            total += tl.sum(values, 0).to(tl.float64)
-        _write(sums, total, batch, classes, FIELD, BLOCK_B, BLOCK_C)
+def _gather(partials, sums, programs, count, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, FIELDS: tl.constexpr):
+    """Adds the sums up over the programs, into memory: read back from there, they are spread over the threads."""
+    part = tl.arange(0, BLOCK_P)[:, None]
+    index = tl.arange(0, BLOCK_J)
+    total = tl.zeros((BLOCK_J,), tl.float64)
+    for first in range(0, programs, BLOCK_P):
+        here = ((index // count)[None, :] * programs + first + part) * count + (index % count)[None, :]
+        inside = (index < FIELDS * count)[None, :] & (first + part < programs)
+        total += tl.sum(tl.load(partials + here, mask=inside, other=0.0), 0).to(tl.float64)
+    tl.store(sums + index, total, mask=index < FIELDS * count)
 
 
 @triton.jit
@@ -115,27 +109,22 @@ def tail(
     MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
-    SERIES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """partials `[fields, programs, B, C]`, weights `[terms, C]` -> the loss, and its slopes `[fields, B, C]`.
 
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
     describe the terms of a weighted sum of losses.
     """
-    _gather(partials, slopes, programs, batch, classes, INTERSECTION, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, PREDICTION, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, PREDICTION_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, TARGET, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, TARGET_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, ERROR_SQ, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, CROSS_ENTROPY, BLOCK_P, BLOCK_B, BLOCK_C)
-    _gather(partials, slopes, programs, batch, classes, PIXELS, BLOCK_P, BLOCK_B, BLOCK_C)
+    _gather(partials, slopes, programs, batch * classes, BLOCK_P, BLOCK_J, FIELDS)
     tl.debug_barrier()
     i = _read(slopes, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_B, BLOCK_C)
     p = _read(slopes, batch, classes, PREDICTION, OVER_BATCH, BLOCK_B, BLOCK_C)
     b = _read(slopes, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
     truth = _read(slopes, batch, classes, TARGET, OVER_BATCH, BLOCK_B, BLOCK_C)
-    a = _read(slopes, batch, classes, TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    # The squares of labels are the labels.
+    a = _read(slopes, batch, classes, TARGET if LABELS else TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
     e = _read(slopes, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
     entropy = _read(slopes, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
     pixels = _read(slopes, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)

@@ -66,36 +66,40 @@ def _channels(WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def _probability(x, valid, ACTIVATION: tl.constexpr):
-    """The activation, 0 at pixels that do not count, and the logarithm of the softmax's sum."""
-    log_sum = tl.zeros_like(valid.to(tl.float32))
+def _add_pair(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _probability(x, y, valid, ACTIVATION: tl.constexpr):
+    """The activation, 0 at pixels that do not count. For softmax also how far below the largest logit the truth's lies,
+    and the logarithm of the sum of exponentials from there: -log p of the truth is their sum."""
+    behind = tl.zeros_like(valid.to(tl.float32))
+    log_sum = behind
+    top = behind
     if ACTIVATION == SOFTMAX:
         top = tl.where(valid, tl.max(x, 0), 0.0)
         p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
-        total = tl.sum(p, 0)
+        total, chosen = tl.reduce((p, tl.where(y > 0, x, 0.0)), 0, _add_pair)
         p = p * tl.where(valid, 1.0 / total, 0.0)[None, :]
-        log_sum = top + tl.log2(total) * LN_2
+        behind = top - chosen
+        log_sum = tl.log2(total) * LN_2
     elif ACTIVATION == SIGMOID:
         p = 1.0 / (1.0 + tl.exp2(-x * LOG2_E))
     else:
         p = x
-    return p, log_sum
+    return p, top, behind, log_sum
 
 
 @triton.jit
-def _cross_entropy(x, y, log_sum, ACTIVATION: tl.constexpr):
+def _cross_entropy(x, y, top, log_sum, ACTIVATION: tl.constexpr):
     if ACTIVATION == SOFTMAX:
-        return tl.where(y == 0, 0.0, y * (log_sum[None, :] - x))
+        return tl.where(y == 0, 0.0, y * ((top[None, :] - x) + log_sum[None, :]))
     # log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again.
     u = tl.exp2(-tl.abs(x) * LOG2_E)
     above = (1.0 + u) - 1.0
     log1p = tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
     return tl.maximum(x, 0.0) + log1p - tl.where(y == 0, 0.0, y * x)
-
-
-@triton.jit
-def _add_pair(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit
@@ -122,9 +126,12 @@ def pass_forward(
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, LUMP: tl.constexpr,
 ):  # fmt: skip
-    """partials `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where it is not wanted."""
+    """partials `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where it is not wanted.
+
+    LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
+    """
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     zeros = tl.zeros((BLOCK_C, BLOCK_N // VECTOR), tl.float32)
@@ -136,6 +143,7 @@ def pass_forward(
     error_sq = zeros
     entropy = zeros
     pixels = zeros
+    lump = tl.zeros((BLOCK_N,), tl.float32)
     faults = tl.zeros((BLOCK_N,), tl.int32)
     for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
         x, y, valid, weight, bad = _load(
@@ -143,7 +151,7 @@ def pass_forward(
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, log_sum = _probability(x, valid, ACTIVATION)
+        p, top, behind, log_sum = _probability(x, y, valid, ACTIVATION)
         faults += bad
         if INTERSECTION >= 0:
             intersection += _fold(y * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
@@ -157,8 +165,10 @@ def pass_forward(
             truth_sq += _fold(y if LABELS else y * y, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
         if ERROR_SQ >= 0:
             error_sq += _fold((y - p) * (y - p), p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if CROSS_ENTROPY >= 0:
-            each = tl.where(valid[None, :], _cross_entropy(x, y, log_sum, ACTIVATION), 0.0)
+        if CROSS_ENTROPY >= 0 and LUMP:
+            lump += tl.where(valid, behind + log_sum, 0.0) * weight
+        elif CROSS_ENTROPY >= 0:
+            each = tl.where(valid[None, :], _cross_entropy(x, y, top, log_sum, ACTIVATION), 0.0)
             entropy += _fold(each, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
         if PIXELS >= 0:
             counted = tl.broadcast_to(valid.to(tl.float32)[None, :], (BLOCK_C, BLOCK_N))
@@ -182,7 +192,8 @@ def pass_forward(
     if ERROR_SQ >= 0:
         tl.store(out + ERROR_SQ * step, tl.sum(error_sq, 1) + poison, mask=inside)
     if CROSS_ENTROPY >= 0:
-        tl.store(out + CROSS_ENTROPY * step, tl.sum(entropy, 1) + poison, mask=inside)
+        total = tl.where(channel == 0, tl.sum(lump), 0.0) if LUMP else tl.sum(entropy, 1)
+        tl.store(out + CROSS_ENTROPY * step, total + poison, mask=inside)
     if PIXELS >= 0:
         tl.store(out + PIXELS * step, tl.sum(pixels, 1) + poison, mask=inside)
 
@@ -212,7 +223,7 @@ def pass_backward(
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr, HAS_SCALE: tl.constexpr,
+    STAGES: tl.constexpr, LUMP: tl.constexpr, HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
     """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`."""
     image = (tl.program_id(0) // programs).to(tl.int64)
@@ -231,28 +242,28 @@ def pass_backward(
         overlap *= factor
         offset *= factor
         of_entropy *= factor
+    of_any_class = tl.sum(tl.where(channel == 0, of_entropy, 0.0))
     for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
         x, y, valid, weight, _ = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, _ = _probability(x, valid, ACTIVATION)
+        p, _, _, _ = _probability(x, y, valid, ACTIVATION)
         h = slope * p + _of_target(overlap, y, LABELS)
         if PREDICTION >= 0:
             h += offset
+        # The gradient of cross-entropy needs no division by p: it joins after the activation.
+        wanted = _of_target(of_entropy, y, LABELS)
         if ACTIVATION == SOFTMAX:
-            # That of cross-entropy needs no division by p: it joins after the softmax.
-            inner = p * h
+            inner = tl.sum(p * h, 0)
             if CROSS_ENTROPY >= 0:
-                inner -= _of_target(of_entropy, y, LABELS)
-            h = p * (h - tl.sum(inner, 0)[None, :])
+                inner -= tl.where(valid, of_any_class, 0.0) if LUMP else tl.sum(wanted, 0)
+            h = p * (h - inner[None, :])
         elif ACTIVATION == SIGMOID:
-            h = p * (1 - p) * h
-            if CROSS_ENTROPY >= 0:
-                h += of_entropy * p
+            h = p * ((1 - p) * h + of_entropy)
         if CROSS_ENTROPY >= 0:
-            h -= _of_target(of_entropy, y, LABELS)
+            h -= wanted
         if HAS_MASK:
             h = h * weight[None, :]
         if ACTIVATION == NONE:
