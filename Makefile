@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 test: lint
 	$(BIN)/python -m pytest
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ import platform
 import random
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from benchmarks.providers import LossFunction
 
 COPY_BYTES = 1 << 28  # far more than the caches hold
 COPIES = 10
+TOLERATED = 0.05  # share of the cores that others may take unmentioned
 Times = list[tuple[float, float]]  # seconds of forward and of backward, for each round
 
 
@@ -48,10 +49,13 @@ def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effo
         else:
             extra[provider.name] = used
             working.append((provider.name, loss))
-    for name, times in _rounds(working, logits, target, effort).items():
+    start, others = perf_counter(), _seconds_of_others()
+    rounds = _rounds(working, logits, target, effort)
+    note = _disturbance((_seconds_of_others() - others) / (perf_counter() - start))
+    for name, times in rounds.items():
         forward, backward = ([time[part] for time in times] for part in (0, 1))
         both = [sum(time) for time in times]
-        yield name, Figures(_spread(forward), _spread(backward), _spread(both), extra[name])
+        yield name, Figures(_spread(forward), _spread(backward), _spread(both), extra[name], note)
 
 
 def _rounds(
@@ -67,6 +71,21 @@ def _rounds(
             times[name].append(_once(loss, logits, target))
         rounds += 1
     return times
+
+
+def _seconds_of_others() -> float:
+    """Processor time that other processes, and other guests of the host, have used; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, stat.read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - process_time()
+
+
+def _disturbance(cores: float) -> str:
+    """Threads that wait for each other on cores that others use can take a hundred times as long: then say so."""
+    count = os.cpu_count() or 1
+    return f"other processes took {cores:.2f} of {count} cores" if cores > TOLERATED * count else ""
 
 
 def _once(loss: LossFunction, logits: Tensor, target: Tensor) -> tuple[float, float]:

@@ -65,7 +65,7 @@ def _record(function: Callable[[], Tensor], graphs: list[torch.cuda.CUDAGraph]) 
 
 def _combine(forward: Spread, both: Spread, extra: int) -> Figures:
     """Backward is both − forward: a compiled loss and a graph do not let backward run again by itself."""
-    return Figures(forward, Spread(both.median - forward.median), both, extra)
+    return Figures(forward, Spread(both.median - forward.median), both, extra, "backward is both - forward")
 
 
 def _time(function: Callable[[], object], effort: Effort) -> Spread:

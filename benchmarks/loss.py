@@ -71,7 +71,8 @@ def _show(name: str, size: Size, rows: Sequence[Row]) -> None:
         return
     times = "  ".join(f"{mode} {found[mode, 'ms'].median:8.3f}" for mode in ("forward", "backward", "both"))
     extra = found["both", "extra_over_logits"].median
-    print(f"{size!s:32} {name:18} {times} ms  {both.floor_multiple:6.1f} x floor  extra {extra:7.2%}", flush=True)
+    line = f"{size!s:32} {name:18} {times} ms  {both.floor_multiple:6.1f} x floor  extra {extra:7.2%}  {both.note}"
+    print(line.rstrip(), flush=True)
 
 
 def _present(device: str) -> list[Provider]:

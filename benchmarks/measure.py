@@ -16,7 +16,7 @@ class Effort(NamedTuple):
     """How long to measure: on a GPU each function by itself, on a CPU all of them in rounds."""
 
     gpu_ms: int = 60
-    cpu_seconds: float = 15
+    cpu_seconds: float = 10
     least_rounds: int = 7
 
 
@@ -35,6 +35,7 @@ class Figures(NamedTuple):
     backward: Spread
     both: Spread
     extra_bytes: int
+    note: str = ""
 
 
 Outcome = Iterator[tuple[str, Figures | str]]  # a provider's figures, or why it has none

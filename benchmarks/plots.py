@@ -43,7 +43,11 @@ def _plot(rows: Sequence[Row], along: str, fixed: str, path: Path) -> None:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw_lines(axes, {name: sorted(points) for name, points in lines.items()})
-    axes.set_xscale("log", base=10 if along == "pixels" else 2)
+    axes.set_xscale("log")
+    if along == "classes":  # few, and known by their number
+        ticks = sorted(series[longest])
+        axes.set_xticks(ticks, labels=map(str, ticks))
+        axes.minorticks_off()
     axes.set_xlabel(f"{along} ({count:,} {fixed}, {dtype})")
     axes.set_title(rows[0].device, fontsize="medium")
     figure.savefig(path, dpi=150)

@@ -54,10 +54,10 @@ class Sheet:
         if isinstance(figures, str):
             yield self._row(name, size, "both", "ms", None, note=figures)
             return
-        note = "both - forward" if figures.backward.q10 is None else ""
-        yield self._row(name, size, "forward", "ms", figures.forward)
-        yield self._row(name, size, "backward", "ms", figures.backward, note=note)
-        yield self._row(name, size, "both", "ms", figures.both, figures.both.median / self.floor_ms(size))
+        multiple = figures.both.median / self.floor_ms(size)
+        yield self._row(name, size, "forward", "ms", figures.forward, note=figures.note)
+        yield self._row(name, size, "backward", "ms", figures.backward, note=figures.note)
+        yield self._row(name, size, "both", "ms", figures.both, multiple, figures.note)
         yield self._row(name, size, "both", "extra_bytes", Spread(figures.extra_bytes))
         yield self._row(name, size, "both", "extra_over_logits", Spread(figures.extra_bytes / size.logits_bytes))
 
@@ -123,4 +123,5 @@ def table(rows: Sequence[Row]) -> str:
 def _cell(ms: float | None, reference: float | None) -> str:
     if ms is None:
         return "-"
-    return f"{ms:.3g}" if reference is None else f"{ms:.3g} ({ms / reference:.2f})"
+    shown = f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
+    return shown if reference is None else f"{shown} ({ms / reference:.2f})"

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polydice.kernels.eager import FIELDS, Options, flatten, sum_dtype
 from polydice.kernels.tail import tail
@@ -134,7 +133,13 @@ class FusedLoss(torch.autograd.Function):
         batch, classes, _ = logits.shape
         sigmoid = activation == "sigmoid"
         options = Options(activation, ignore_index, needed(terms, labels, sigmoid))
-        lump = labels and not sigmoid and weights is None and all(term.background for term in terms)
+        lump = (
+            "cross_entropy" in options.want
+            and labels
+            and not sigmoid
+            and weights is None
+            and all(term.background for term in terms)
+        )
         ctx.plan = _plan_for(logits, target, mask, options, scaled=True, lump=lump)
         partials = _partials(ctx.plan, logits, target, mask, options)
         loss = torch.empty((), dtype=torch.float32, device=logits.device)
@@ -148,8 +153,9 @@ class FusedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
+            raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, mask, slopes = ctx.saved_tensors
         gradient = _gradient(ctx.plan, slopes, grad, logits, target, mask)
         return gradient.view(ctx.shape), *(None,) * 9

@@ -11,6 +11,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-1e30)
 SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -71,24 +72,22 @@ def _add_pair(a, b, c, d):
 
 
 @triton.jit
-def _probability(x, y, valid, ACTIVATION: tl.constexpr):
-    """The activation, 0 at pixels that do not count. For softmax also how far below the largest logit the truth's lies,
-    and the logarithm of the sum of exponentials from there: -log p of the truth is their sum."""
-    behind = tl.zeros_like(valid.to(tl.float32))
-    log_sum = behind
-    top = behind
+def _probability(x, valid, ACTIVATION: tl.constexpr):
+    """The activation, 0 at pixels that do not count; for softmax also the largest logit, and the logarithm of the sum
+    of exponentials from there."""
+    top = tl.zeros_like(valid.to(tl.float32))
+    log_sum = top
     if ACTIVATION == SOFTMAX:
         top = tl.where(valid, tl.max(x, 0), 0.0)
         p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
-        total, chosen = tl.reduce((p, tl.where(y > 0, x, 0.0)), 0, _add_pair)
+        total = tl.sum(p, 0)
         p = p * tl.where(valid, 1.0 / total, 0.0)[None, :]
-        behind = top - chosen
         log_sum = tl.log2(total) * LN_2
     elif ACTIVATION == SIGMOID:
         p = 1.0 / (1.0 + tl.exp2(-x * LOG2_E))
     else:
         p = x
-    return p, top, behind, log_sum
+    return p, top, log_sum
 
 
 @triton.jit
@@ -151,7 +150,9 @@ def pass_forward(
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, top, behind, log_sum = _probability(x, y, valid, ACTIVATION)
+        if LUMP:  # finite, so that a product can choose
+            truth_logit = tl.sum(y * tl.maximum(x, LOWEST), 0)
+        p, top, log_sum = _probability(x, valid, ACTIVATION)
         faults += bad
         if INTERSECTION >= 0:
             intersection += _fold(y * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
@@ -166,7 +167,8 @@ def pass_forward(
         if ERROR_SQ >= 0:
             error_sq += _fold((y - p) * (y - p), p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
         if CROSS_ENTROPY >= 0 and LUMP:
-            lump += tl.where(valid, behind + log_sum, 0.0) * weight
+            surprise = tl.where(truth_logit < 0.5 * LOWEST, float("inf"), (top - truth_logit) + log_sum)
+            lump += tl.where(valid, surprise, 0.0) * weight
         elif CROSS_ENTROPY >= 0:
             each = tl.where(valid[None, :], _cross_entropy(x, y, top, log_sum, ACTIVATION), 0.0)
             entropy += _fold(each, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
@@ -249,12 +251,12 @@ def pass_backward(
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, _, _, _ = _probability(x, y, valid, ACTIVATION)
+        p, _, _ = _probability(x, valid, ACTIVATION)
         h = slope * p + _of_target(overlap, y, LABELS)
         if PREDICTION >= 0:
             h += offset
         # The gradient of cross-entropy needs no division by p: it joins after the activation.
-        wanted = _of_target(of_entropy, y, LABELS)
+        wanted = _of_target(of_any_class if LUMP else of_entropy, y, LABELS)
         if ACTIVATION == SOFTMAX:
             inner = tl.sum(p * h, 0)
             if CROSS_ENTROPY >= 0:
