@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 1.5 MiB, about
-# the L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
-CPU_BLOCK = 3 << 16
+# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
+# L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
+CPU_BLOCK = 1 << 18
 ACCELERATOR_BLOCK = 1 << 24
 # Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
 SMALL = 1 << 16
@@ -106,7 +106,7 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         return
     size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
     if mask is not None or options.ignore_index is not None or not IN_PLACE.issuperset(options.want):
-        size //= 2  # room for the copies that these take
+        size = size * 3 // 8  # room for the copies that these take
     pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
     images = _even_share(batch, max(1, size // (classes * pixels)))
     buffers = torch.empty(2, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
