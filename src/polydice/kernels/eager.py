@@ -18,6 +18,7 @@ CPU_BLOCK = 1 << 18
 ACCELERATOR_BLOCK = 1 << 24
 # Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
 SMALL = 1 << 16
+LARGE = 1e30
 # Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
@@ -85,6 +86,8 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         runs = {name: _runs(values, block.weight) for name, values in _summands(block, options)}
         here = sums[:, block.images]
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
+        if "cross_entropy" in runs:
+            _infinite_again(here[options.want.index("cross_entropy")])
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
     return sums
@@ -201,15 +204,20 @@ def _runs(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _cross_entropy(block: Block, activation: str) -> Tensor:
-    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows, and for -inf."""
+    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows. An infinity is made
+    LARGE, so that a product with y chooses the truth's; `_infinite_again` turns it back."""
     x, y = block.x.to(block.y.dtype), block.y
-    absent = y == 0
     if activation == "softmax":
         # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
         surprise = (x.amax(1, keepdim=True) - x).sub_(block.p.amax(1, keepdim=True).log_())
-        return surprise.mul_(y).masked_fill_(absent, 0)
-    entropy = x.abs().neg_().exp_().log1p_().add_(x.clamp(min=0))
-    return entropy.sub_((x * y).masked_fill_(absent, 0))
+        return surprise.clamp_(max=LARGE).mul_(y)
+    entropy = x.abs().neg_().exp_().log1p_()
+    x = x.clamp(-LARGE, LARGE)
+    return entropy.add_(x.clamp(min=0)).sub_(x.mul_(y))
+
+
+def _infinite_again(total: Tensor) -> Tensor:
+    return total.masked_fill_(total > LARGE * 1e-10, torch.inf)  # a pixel's weight may have made it smaller
 
 
 def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
@@ -225,9 +233,10 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out
             h.sub_(wanted)
         h.addcmul_(p, inner, value=-1)
     elif activation == "sigmoid":
-        h.mul_(p).mul_(1 - p)
-        if wanted is not None:
-            h.addcmul_(p, slope["cross_entropy"]).sub_(wanted)
+        entropy = None if wanted is None else (p * slope["cross_entropy"]).sub_(wanted)
+        h.mul_(p).mul_(p.neg_().add_(1))
+        if entropy is not None:
+            h.add_(entropy)
     out.copy_(h if weight is None else h.mul_(weight))
 
 

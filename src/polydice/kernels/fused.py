@@ -23,6 +23,7 @@ KINDS = ("polynomial", "ratio", "overlap", "entropy")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 GATHERED = 8192  # partial sums that it adds up at a time
 SERIES_TERMS = 40  # of the squared angle: the rest is below 2^-40 of it
+SHARED_MEMORY = 99 * 1024  # of a multiprocessor that does not say: the least of those in use
 INTERPRETED_PROGRAMS = 6  # where there is no device to fill: few, but several
 
 
@@ -95,6 +96,8 @@ class Tile(NamedTuple):
 def tile(classes: int, pixels: int) -> Tile:
     """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps."""
     block = triton.next_power_of_2(classes)
+    if block > 256:  # a tile of these classes leaves no room to load ahead
+        return Tile(block, 16, vector=4, warps=16, stages=1, resident=4)
     if block > 16:
         return Tile(block, 64 if block <= 128 else 32, vector=4, warps=max(2, block // 32), stages=3, resident=4)
     wide = max(1, 8 // block)
@@ -120,8 +123,7 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
 
 
 class FusedLoss(torch.autograd.Function):
-    """`apply(logits, target, mask, weights, activation, ignore_index, terms, mean, over_batch)`: a weighted sum of
-    losses, from tensors with all of their axes."""
+    """A weighted sum of losses, from tensors with all of their axes."""
 
     @staticmethod
     def forward(
@@ -195,9 +197,10 @@ def _plan(
     """One plan for every combination of shapes, strides, types and options: all that compilation depends on, but for
     the alignment of the pointers."""
     batch, classes, count = shape
-    block = tile(classes, count)
-    programs = min(triton.cdiv(count, block.pixels), triton.cdiv(_resident(device, block), batch))
     image, *channel, pixel = target_strides
+    bytes_each = dtype.itemsize + (target_dtype.itemsize if channel else 0)
+    block = _fitting(tile(classes, count), bytes_each, device)
+    programs = min(triton.cdiv(count, block.pixels), triton.cdiv(_resident(device, block), batch))
     numbers = (
         classes, count, batch, programs, options.ignore_index or 0, *strides,
         image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask[1]),
@@ -261,6 +264,15 @@ def _plan_tail(
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
     return {name.upper(): want.index(name) if name in want else -1 for name in FIELDS}
+
+
+def _fitting(block: Tile, bytes_each: int, device: torch.device) -> Tile:
+    """Without loading ahead where the device's shared memory does not hold the tiles that wait."""
+    if device.type != "cuda":
+        return block
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
+    waiting = (block.stages - 1) * block.classes * block.pixels * bytes_each
+    return block if waiting <= 0.9 * room else block._replace(stages=1)
 
 
 def _resident(device: torch.device, block: Tile) -> int:
