@@ -12,6 +12,7 @@ from polydice import (
     DiceLoss,
     DropDiceLoss,
     FocalTverskyLoss,
+    PixelSums,
     PolyCE1Loss,
     PolyDice1Loss,
     TverskyLoss,
@@ -192,6 +193,15 @@ def test_losses(index: int, options: dict[str, object]) -> None:
     (found * weight).sum().backward()
     (expected * weight).sum().backward()
     assert relative(logits.grad, exact.grad) < 1e-5
+
+
+def test_a_subclass_that_computes_something_else_is_heard() -> None:
+    class Doubled(PolyDice1Loss):
+        def per_class(self, sums: PixelSums) -> Tensor:
+            return 2 * super().per_class(sums)
+
+    logits, target = torch.randn(1, 3, 20, device=DEVICE), torch.randint(0, 3, (1, 20), device=DEVICE)
+    assert relative(Doubled(0.5)(logits, target), 2 * PolyDice1Loss(0.5)(logits, target)) < 1e-6
 
 
 def test_soft_masks_and_weights_of_pixels() -> None:
