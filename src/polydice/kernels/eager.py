@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
 class Block(NamedTuple):
     """Some pixels of some images: logits `x`, target `y`, probabilities `p`, each `[b, C, n]`. `y` and `p` lie in
-    buffers that the caller may overwrite."""
+    buffers that the caller may overwrite; `spare` are three more, or none where nothing needs them."""
 
     images: slice
     pixels: slice
@@ -51,6 +51,8 @@ class Block(NamedTuple):
     y: Tensor
     p: Tensor
     weight: Tensor | None  # [b, 1, n]
+    spare: list[Tensor]
+    line: Tensor  # [b, 1, n], free
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -83,7 +85,7 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     dtype = sum_dtype(logits.device)
     sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
     for block in _blocks(logits, target, mask, options):
-        runs = {name: _runs(values, block.weight) for name, values in _summands(block, options)}
+        runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here = sums[:, block.images]
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if "cross_entropy" in runs:
@@ -108,11 +110,14 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     if logits.numel() == 0:
         return
     size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
-    if mask is not None or options.ignore_index is not None or not IN_PLACE.issuperset(options.want):
-        size = size * 3 // 8  # room for the copies that these take
+    # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
+    lean = mask is None and options.ignore_index is None and target.ndim == 2 and IN_PLACE.issuperset(options.want)
+    if not lean:
+        size = size * 3 // 8
     pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
     images = _even_share(batch, max(1, size // (classes * pixels)))
-    buffers = torch.empty(2, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
+    buffers = torch.empty(2 if lean else 5, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
+    line = buffers.new_empty(images * pixels)
     # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
     first_label = 1 if classes == 1 else 0
     labels = torch.arange(first_label, first_label + classes, dtype=buffers.dtype, device=buffers.device)
@@ -120,7 +125,7 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     for first in range(0, batch, images):
         for start in range(0, count, pixels):
             here = slice(first, first + images), slice(start, start + pixels)
-            yield _block(*here, logits, target, mask, options, buffers, labels)
+            yield _block(*here, logits, target, mask, options, buffers, line, labels)
 
 
 def _even_share(count: int, most: int) -> int:
@@ -129,7 +134,7 @@ def _even_share(count: int, most: int) -> int:
 
 
 def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
-           buffers: Tensor, labels: Tensor) -> Block:  # fmt: skip
+           buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
     x, target = logits[images, :, pixels], target[images, ..., pixels]
     if is_integer(target):
         target = target.long()  # an ignored label need not fit the type of the labels
@@ -137,19 +142,20 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     if options.ignore_index is not None:
         labelled = target != options.ignore_index
         valid = labelled if valid is None else valid & labelled
+    y, p, *spare = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
+    line = line[: x.numel() // x.shape[1]].view(x.shape[0], 1, -1)
     if valid is not None:
-        weight = (valid if mask is None else valid * mask[images, pixels]).to(buffers.dtype).unsqueeze(1)
+        weight = (valid if mask is None else valid * mask[images, pixels]).to(y.dtype).unsqueeze(1)
         hidden = ~valid
         target = target.masked_fill(hidden if target.ndim == 2 else hidden.unsqueeze(1), 0)
-        x = x.masked_fill(hidden.unsqueeze(1), 0)
-    y, p = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
+        x = spare[2].copy_(x).masked_fill_(hidden.unsqueeze(1), 0)
     _activate(y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
         # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
-        torch.eq(target.to(y.dtype).unsqueeze(1), labels, out=y)
+        torch.eq(line.copy_(target.unsqueeze(1)), labels, out=y)
     else:
         y.copy_(target)
-    return Block(images, pixels, target, x, y, p, weight)
+    return Block(images, pixels, target, x, y, p, weight, spare, line)
 
 
 def _activate(x: Tensor, activation: str, out: Tensor) -> None:
@@ -181,11 +187,11 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
     if "target" in want:
         yield "target", y
     if "target_sq" in want:
-        yield "target_sq", y if block.target.ndim == 2 else y * y
+        yield "target_sq", y if block.target.ndim == 2 else torch.mul(y, y, out=block.spare[0])
     if "prediction" in want:
         yield "prediction", p
     if "intersection" in want:
-        yield "intersection", y * p
+        yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
         yield "cross_entropy", _cross_entropy(block, options.activation)
     if "error_sq" in want:
@@ -194,10 +200,10 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
         yield "prediction_sq", p.square_()
 
 
-def _runs(values: Tensor, weight: Tensor | None) -> Tensor:
+def _runs(values: Tensor, block: Block) -> Tensor:
     """Sums over `RUN` pixels each, `[b, C, ceil(n / RUN)]`."""
-    if weight is not None:
-        values = values * weight
+    if block.weight is not None:
+        values = torch.mul(values, block.weight, out=block.spare[1])
     whole = values.shape[2] // RUN * RUN
     runs = values[..., :whole].unflatten(2, (-1, RUN)).sum(3)
     return runs if whole == values.shape[2] else torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
@@ -206,14 +212,16 @@ def _runs(values: Tensor, weight: Tensor | None) -> Tensor:
 def _cross_entropy(block: Block, activation: str) -> Tensor:
     """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows. An infinity is made
     LARGE, so that a product with y chooses the truth's; `_infinite_again` turns it back."""
-    x, y = block.x.to(block.y.dtype), block.y
+    y, (entropy, bounded, other) = block.y, block.spare
+    x = block.x if block.x.dtype == y.dtype else other.copy_(block.x)
     if activation == "softmax":
         # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
-        surprise = (x.amax(1, keepdim=True) - x).sub_(block.p.amax(1, keepdim=True).log_())
-        return surprise.clamp_(max=LARGE).mul_(y)
-    entropy = x.abs().neg_().exp_().log1p_()
-    x = x.clamp(-LARGE, LARGE)
-    return entropy.add_(x.clamp(min=0)).sub_(x.mul_(y))
+        torch.sub(x.amax(1, keepdim=True), x, out=entropy).sub_(block.p.amax(1, keepdim=True).log_())
+        return entropy.clamp_(max=LARGE).mul_(y)
+    torch.abs(x, out=entropy).neg_().exp_().log1p_()
+    torch.clamp(x, -LARGE, LARGE, out=bounded)
+    entropy.add_(torch.clamp(bounded, min=0, out=other))  # x may lie in `other`, and has been read
+    return entropy.sub_(bounded.mul_(y))
 
 
 def _infinite_again(total: Tensor) -> Tensor:
@@ -224,26 +232,29 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
     p, weight = block.p, block.weight
     # That of cross-entropy needs no division by p: it joins after the activation.
-    wanted = block.y * slope["cross_entropy"] if "cross_entropy" in slope else None
+    wanted = None
+    if "cross_entropy" in slope:
+        wanted = torch.mul(block.y, slope["cross_entropy"], out=block.spare[0])
     h = _probability_gradient(block, slope)
     if activation == "softmax":
-        inner = h.mul_(p).sum(1, keepdim=True)
+        inner = torch.sum(h.mul_(p), 1, keepdim=True, out=block.line)
         if wanted is not None:
             inner -= wanted.sum(1, keepdim=True)
             h.sub_(wanted)
         h.addcmul_(p, inner, value=-1)
     elif activation == "sigmoid":
-        entropy = None if wanted is None else (p * slope["cross_entropy"]).sub_(wanted)
+        if wanted is not None:
+            wanted.addcmul_(p, slope["cross_entropy"], value=-1)
         h.mul_(p).mul_(p.neg_().add_(1))
-        if entropy is not None:
-            h.add_(entropy)
+        if wanted is not None:
+            h.sub_(wanted)
     out.copy_(h if weight is None else h.mul_(weight))
 
 
 def _probability_gradient(block: Block, slope: dict[str, Tensor]) -> Tensor:
     """The gradient of the probabilities, in place of `y`."""
     y, p = block.y, block.p
-    overlap = y * slope["intersection"] if "intersection" in slope else None
+    overlap = torch.mul(y, slope["intersection"], out=block.spare[1]) if "intersection" in slope else None
     h = y.sub_(p).mul_(-2 * slope["error_sq"]) if "error_sq" in slope else y.zero_()
     if "prediction_sq" in slope:
         h.addcmul_(p, slope["prediction_sq"], value=2)
