@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydice.kernels import eager, op
 
-ACTIVATIONS = ("softmax", "sigmoid", "none")
+ACTIVATIONS = eager.ACTIVATIONS
 IMPLEMENTATIONS = ("auto", "fused", "eager")
 
 
@@ -30,7 +30,7 @@ class PixelSums(NamedTuple):
     labels: bool = True  # whether the target was class labels (else masks)
 
 
-FIELDS = PixelSums._fields[:-1]
+FIELDS = eager.FIELDS
 
 
 def pixel_sums(

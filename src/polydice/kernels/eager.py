@@ -24,6 +24,7 @@ LARGE = 1e30
 RUN = 256
 
 
+ACTIVATIONS = ("softmax", "sigmoid", "none")
 FIELDS = (
     "intersection", "prediction", "prediction_sq", "target", "target_sq", "error_sq", "cross_entropy", "pixels",
 )  # fmt: skip

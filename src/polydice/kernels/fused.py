@@ -14,11 +14,10 @@ import torch
 import triton
 from torch import Tensor
 
-from polydice.kernels.eager import FIELDS, Options, flatten, sum_dtype
+from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, flatten, sum_dtype
 from polydice.kernels.tail import tail
 from polydice.kernels.triton import pass_backward, pass_forward
 
-ACTIVATIONS = ("softmax", "sigmoid", "none")
 KINDS = ("polynomial", "ratio", "overlap", "entropy")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 GATHERED = 8192  # partial sums that it adds up at a time
