@@ -1,0 +1,51 @@
+"""What a data set is: cases, each with an image, labels and the group (patient, video sequence) it must stay with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intensity = Literal["colour", "mr", "ct"]  # what the numbers of an image mean: /255, min-max per case, Hounsfield units
+
+
+class Sample(NamedTuple):
+    """A case as its files hold it; nothing resized, nothing normalised."""
+
+    image: NDArray[np.generic]  # [channels, *spatial]: two spatial axes, or three with the slices first
+    labels: NDArray[np.integer]  # [*spatial]: 0 background, 1 ... as in Dataset.classes
+    spacing: tuple[float, ...] | None  # millimetres along each spatial axis; None where the files do not say
+    remark: str = ""  # what had to be decided on the way, such as a threshold
+
+
+@dataclass(frozen=True)
+class Case:
+    id: str
+    group: str  # never split over two parts
+    images: tuple[Path, ...]  # the modalities of one image, or the slices of one volume
+    masks: tuple[Path, ...]  # like `images` where a slice is a file; the same files where both are in one
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(self.images + self.masks))
+
+
+class Finding(NamedTuple):
+    """What is wrong (error: training would be wrong too) or odd (warning) with one file or case."""
+
+    level: Literal["error", "warning"]
+    where: str  # the file below the set's folder, or the case
+    what: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    folder: Path
+    classes: tuple[str, ...]  # the background first
+    intensity: Intensity
+    cases: tuple[Case, ...]  # in lexicographic order of their ids
+    read: Callable[[Case], Sample]  # a function of a module, so that other processes can be sent it
+    findings: tuple[Finding, ...] = ()  # what the list of files shows already: partners that are missing
