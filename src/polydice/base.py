@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from polydice.geometry import ratio
+from polydice.kernels import op
 from polydice.kernels.eager import Options
 from polydice.sums import (
     ACTIVATIONS,
@@ -28,6 +29,8 @@ from polydice.sums import (
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
+
+    from polydice.kernels.fused import Plan
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -60,6 +63,8 @@ class Loss(nn.Module, ABC):
 
     want: tuple[str, ...]
     weight: Tensor | None
+    batch: bool | None = None  # of losses that have no such option
+    absent: str = "keep"
 
     def __init__(
         self,
@@ -180,16 +185,13 @@ class LossSum(nn.Module):
 
 
 def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    if op.fused_device(logits) and isinstance(target, Tensor) and not torch.compiler.is_compiling():
+        plan = _plan(terms, logits, target, mask)
+        if plan is not None:
+            return plan(logits, target, mask, _stacked_weights(terms, logits))
     loss = terms[0][1]
-    wanted = {name for _, term in terms for name in term.want}
-    want = tuple(name for name in FIELDS if name in wanted)
-    given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
-    for _, term in terms:
-        term.check_classes(logits.shape[1])
-    if given.fused and not torch.compiler.is_compiling():
-        fused = _evaluate_fused(terms, given)
-        if fused is not None:
-            return fused
+    given = _checked(terms, logits, target, mask)
+    want = given.options.want
     stacked = given.stacked()
     per_image = over_batch = unstack(stacked, want, given.labels)
     if any(term.over_batch for _, term in terms):
@@ -208,41 +210,80 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
     return value.to(result_dtype(logits))
 
 
-def _evaluate_fused(terms: list[tuple[float, Loss]], given: Pass) -> Tensor | None:
-    """The same in three launches, for the losses whose tail is a kernel too; None for the others."""
-    from polydice.kernels import fused
+def _checked(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Pass:
+    loss = terms[0][1]
+    wanted = {name for _, term in terms for name in term.want}
+    want = tuple(name for name in FIELDS if name in wanted)
+    given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
+    for _, term in terms:
+        term.check_classes(logits.shape[1])
+    return given
+
+
+def _plan(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> "Plan | None":
+    """How to compute the loss in three launches; None where that cannot be.
+
+    Launching takes the host longer than the pixels of 2D images take the device. So all that follows from options,
+    shapes and types alone, the checks of the input included, is done once and kept.
+    """
+    first = terms[0][1]
+    key = (
+        first.activation, first.ignore_index, first.reduction, first.impl, first.process_group is None,
+        logits.shape, logits.stride(), logits.dtype, logits.device, target.shape, target.stride(), target.dtype,
+        target.device, None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
+        *[
+            (factor, type(loss), loss.fused_form(), loss.batch, loss.absent, loss.include_background,
+             None if loss.weight is None else len(loss.weight))
+            for factor, loss in terms
+        ],
+    )  # fmt: skip
+    try:
+        return _PLANS[key]
+    except KeyError:
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = plan = _new_plan(terms, _checked(terms, logits, target, mask))
+        return plan
+
+
+MOST_PLANS = 1024
+_PLANS: dict[Any, "Plan | None"] = {}
+
+
+def _new_plan(terms: list[tuple[float, Loss]], given: Pass) -> "Plan | None":
+    from polydice.kernels.fused import Term, layout, plan_loss
 
     first = terms[0][1]
-    batch, classes = given.logits.shape[:2]
+    described = tuple(
+        Term(*form, factor, loss.include_background, loss.absent == "skip")
+        for factor, loss in terms
+        if _has_own_form(type(loss)) and (form := loss.fused_form())
+    )
+    # A cross-entropy is the same from each image's sums as from their total.
+    batch = {loss.batch for _, loss in terms} - {None}
     if (
-        first.reduction == "none"
+        not given.fused
+        or first.reduction == "none"
         or first.activation == "none"
         or first.process_group is not None
         or given.logits.numel() == 0
-        or batch * classes > fused.MOST_ELEMENTS
+        or len(described) < len(terms)
+        or len(batch) > 1
     ):
         return None
-    described, over_batch = [], set()
-    for factor, loss in terms:
-        form = loss.fused_form() if _has_own_form(type(loss)) else None
-        if form is None:
-            return None
-        skip = False
-        if isinstance(loss, RegionLoss):
-            skip = loss.absent == "skip"
-            over_batch.add(loss.batch)  # a cross-entropy is the same from each image's sums as from their total
-        described.append(fused.Term(*form, factor, loss.include_background, skip))
-    if len(over_batch) > 1:
-        return None
-    weights = None
-    if any(loss.weight is not None for _, loss in terms):
-        like = torch.empty(classes, dtype=torch.float64, device=given.logits.device)
-        weights = torch.stack([loss.class_weights(like) for _, loss in terms])
-    value: Tensor = fused.FusedLoss.apply(  # type: ignore[no-untyped-call]
-        given.logits, given.target, given.mask, weights, given.labels, first.activation, first.ignore_index,
-        tuple(described), first.reduction == "mean", True in over_batch,
+    return plan_loss(
+        described, layout(given.logits), layout(given.target), None if given.mask is None else layout(given.mask),
+        given.labels, first.activation, first.ignore_index, first.reduction == "mean", True in batch,
+        any(loss.weight is not None for _, loss in terms),
     )  # fmt: skip
-    return value
+
+
+def _stacked_weights(terms: list[tuple[float, Loss]], logits: Tensor) -> Tensor | None:
+    for _, loss in terms:
+        if loss.weight is not None:
+            like = torch.empty(logits.shape[1], dtype=torch.float64, device=logits.device)
+            return torch.stack([other.class_weights(like) for _, other in terms])
+    return None
 
 
 @cache
@@ -282,7 +323,7 @@ class RegionLoss(Loss):
         check_option("absent", absent, ("keep", "skip"))
         if self.process_group is not None and not batch:
             raise ValueError("process_group adds up sums over the batch: it needs batch=True")
-        self.batch = flag("batch", batch)
+        self.batch: bool = flag("batch", batch)
         self.smooth = number("smooth", smooth, least=0)
         self.absent = absent
 

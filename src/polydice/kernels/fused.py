@@ -4,6 +4,7 @@ At 2D sizes the kernels take less time than a host needs to launch them, so what
 worked out once and kept: a call makes its key, allocates, and hands over pointers.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
-from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, flatten, sum_dtype
+from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, sum_dtype
 from polydice.kernels.tail import tail
 from polydice.kernels.triton import pass_backward, pass_forward
 
@@ -57,27 +59,45 @@ class Launch:
 
     def __init__(self, kernel: Any, programs: int, numbers: Sequence[int], constants: dict[str, Any],
                  **options: int) -> None:  # fmt: skip
-        self.kernel, self.grid = kernel, (programs, 1, 1)
-        self.numbers, self.constants, self.options = tuple(numbers), constants, options
+        self.kernel, self.grid, self.options = kernel, (programs, 1, 1), options
+        self.numbers, self.constants = tuple(numbers), constants
+        self.rest = (*numbers, *constants.values())
         self.compiled: dict[tuple[bool, ...], Any] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, stream: int, *tensors: Tensor) -> None:
         pointers = [tensor.data_ptr() for tensor in tensors]
-        aligned = tuple(pointer % 16 == 0 for pointer in pointers)
+        aligned = tuple([pointer % 16 == 0 for pointer in pointers])
         ready = self.compiled.get(aligned)
         if ready is not None:
             # Past Triton's own argument handling, whose outcome depends on nothing else.
-            ready(*pointers, *self.numbers, *self.constants.values())
+            ready(*pointers, *self.rest, stream=stream)
             return
-        ready = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
+        ready = self.kernel[self.grid](
+            *(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors),
+            *self.numbers, **self.constants, **self.options,
+        )  # fmt: skip
         if ready is not None:  # the interpreter compiles nothing
             self.compiled[aligned] = ready[self.grid]
 
 
-class Plan(NamedTuple):
+class Pass(NamedTuple):
+    """The two launches over the pixels, and the programs that each image has in them."""
+
     programs: int
     forward: Launch
     backward: Launch
+
+
+class Plan(NamedTuple):
+    """A whole loss."""
+
+    over_pixels: Pass
+    tail: Launch
+    space: int  # numbers to work in, laid out as `tail` says
+
+    def __call__(self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        loss: Tensor = FusedLoss.apply(logits, target, mask, weights, self)  # type: ignore[no-untyped-call]
+        return loss
 
 
 class Tile(NamedTuple):
@@ -93,12 +113,15 @@ class Tile(NamedTuple):
 
 
 def tile(classes: int, pixels: int) -> Tile:
-    """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps."""
+    """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps, so that a
+    thread holds 64 elements of the tile."""
     block = triton.next_power_of_2(classes)
     if block > 256:  # a tile of these classes leaves no room to load ahead
         return Tile(block, 16, vector=4, warps=16, stages=1, resident=4)
     if block > 16:
-        return Tile(block, 64 if block <= 128 else 32, vector=4, warps=max(2, block // 32), stages=3, resident=4)
+        across = 64 if block == 32 else 32
+        warps = block * across // 2048
+        return Tile(block, across, vector=4, warps=warps, stages=3, resident=8 if warps == 1 else 4)
     wide = max(1, 8 // block)
     if pixels < 1 << 18:
         return Tile(block, 128 * wide, vector=4, warps=1, stages=2, resident=8)
@@ -107,104 +130,127 @@ def tile(classes: int, pixels: int) -> Tile:
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """As `eager.forward`, for CUDA tensors."""
+    batch, classes, _ = logits.shape
+    fields = len(options.want)
     if logits.numel() == 0:
-        return torch.zeros(len(options.want), *logits.shape[:2], dtype=sum_dtype(logits.device), device=logits.device)
-    plan = _plan_for(logits, target, mask, options)
-    return _partials(plan, logits, target, mask, options).sum(1, dtype=sum_dtype(logits.device))
+        return torch.zeros(fields, batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
+    launches = _plain_pass(logits, target, mask, options)
+    partials = torch.empty((fields, launches.programs, batch, classes), dtype=torch.float32, device=logits.device)
+    with _current(logits.device) as stream:
+        launches.forward(stream, logits, target, logits if mask is None else mask, partials)
+    return partials.sum(1, dtype=sum_dtype(logits.device))
 
 
 def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """As `eager.backward`, for CUDA tensors."""
+    result = torch.empty_like(logits)
     if logits.numel() == 0:
-        return torch.empty_like(logits)
+        return result
+    launches = _plain_pass(logits, target, mask, options)
     grad = grad.contiguous()
-    return _gradient(_plan_for(logits, target, mask, options), grad, grad, logits, target, mask)
+    with _current(logits.device) as stream:
+        launches.backward(stream, grad, grad, logits, target, logits if mask is None else mask, result)
+    return result
+
+
+def _plain_pass(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Pass:
+    result = layout(torch.empty_like(logits, device="meta"))
+    return _pass(layout(logits), layout(target), None if mask is None else layout(mask), result, options)
 
 
 class FusedLoss(torch.autograd.Function):
-    """A weighted sum of losses, from tensors with all of their axes."""
+    """A weighted sum of losses, as `plan_loss` has planned it for tensors of just these layouts."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, labels: bool,
-        activation: str, ignore_index: int | None, terms: tuple[Term, ...], mean: bool, over_batch: bool,
-    ) -> Tensor:  # fmt: skip
-        ctx.shape = logits.shape
-        logits, target, mask = flatten(logits, target, mask, labels)
-        batch, classes, _ = logits.shape
-        sigmoid = activation == "sigmoid"
-        options = Options(activation, ignore_index, needed(terms, labels, sigmoid))
-        lump = (
-            "cross_entropy" in options.want
-            and labels
-            and not sigmoid
-            and weights is None
-            and all(term.background for term in terms)
-        )
-        ctx.plan = _plan_for(logits, target, mask, options, scaled=True, lump=lump)
-        partials = _partials(ctx.plan, logits, target, mask, options)
-        loss = torch.empty((), dtype=torch.float32, device=logits.device)
-        slopes = torch.empty((len(options.want), batch, classes), dtype=torch.float64, device=logits.device)
-        tail = _plan_tail(
-            batch, classes, ctx.plan.programs, options, terms, mean, over_batch, labels, weights is not None
-        )
-        with _current(logits.device):
-            tail(partials, partials if weights is None else weights, loss, slopes)
-        ctx.save_for_backward(logits, target, mask, slopes)
+        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, plan: Plan
+    ) -> Tensor:
+        device = logits.device
+        space = torch.empty(plan.space, dtype=torch.float32, device=device)
+        loss = torch.empty((), dtype=torch.float32, device=device)
+        with _current(device) as stream:
+            plan.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
+            plan.tail(stream, space, space if weights is None else weights, loss)
+        ctx.plan = plan
+        ctx.save_for_backward(logits, target, mask, space)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        logits, target, mask, slopes = ctx.saved_tensors
-        gradient = _gradient(ctx.plan, slopes, grad, logits, target, mask)
-        return gradient.view(ctx.shape), *(None,) * 9
+        logits, target, mask, space = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        with _current(logits.device) as stream:
+            ctx.plan.over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
+        return result, None, None, None, None
 
 
-def _partials(plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """The sums of each program, `[len(want), programs, B, C]`."""
-    shape = len(options.want), plan.programs, *logits.shape[:2]
-    partials = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    with _current(logits.device):
-        plan.forward(logits, _bytes(target), logits if mask is None else _bytes(mask), partials)
-    return partials
+class Layout(NamedTuple):
+    """All of a tensor that compilation depends on, but for the alignment of its pointer."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def flat(self, *shape: int) -> "Layout | None":
+        """As if it were viewed in another shape; None where that would take a copy."""
+        meta = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+        try:
+            return self._replace(shape=shape, strides=meta.view(shape).stride())
+        except RuntimeError:
+            return None
 
 
-def _gradient(plan: Plan, slopes: Tensor, scale: Tensor, logits: Tensor, target: Tensor,
-              mask: Tensor | None) -> Tensor:  # fmt: skip
-    result = torch.empty_like(logits)
-    with _current(logits.device):
-        plan.backward(slopes, scale, logits, _bytes(target), logits if mask is None else _bytes(mask), result)
-    return result
+def layout(tensor: Tensor) -> Layout:
+    return Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _plan_for(
-    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, scaled: bool = False, lump: bool = False
-) -> Plan:
-    given = None if mask is None else (mask.dtype, mask.stride())
-    return _plan(logits.device, logits.dtype, logits.shape, logits.stride(), target.dtype, target.stride(), given,
-                 options, scaled, lump)  # fmt: skip
+def plan_loss(
+    terms: tuple[Term, ...], logits: Layout, target: Layout, mask: Layout | None, labels: bool, activation: str,
+    ignore_index: int | None, mean: bool, over_batch: bool, weighted: bool,
+) -> Plan | None:  # fmt: skip
+    """None where the tensors cannot be addressed as `[B, C, N]` and `[B, N]` as they lie."""
+    batch, classes, *spatial = logits.shape
+    count = math.prod(spatial)
+    result = layout(torch.empty_like(torch.empty_strided(*logits[:2], dtype=logits.dtype, device="meta")))
+    flat = [
+        logits.flat(batch, classes, count),
+        target.flat(batch, count) if labels else target.flat(batch, classes, count),
+        mask and mask.flat(batch, count),
+        result.flat(batch, classes, count),
+    ]
+    if batch * classes > MOST_ELEMENTS or None in (flat[0], flat[1], flat[3]) or (mask and not flat[2]):
+        return None
+    softmax_labels = labels and activation == "softmax"
+    options = Options(activation, ignore_index, needed(terms, labels, activation == "sigmoid"))
+    lump = softmax_labels and not weighted and all(term.background for term in terms)
+    slopes = len(options.want) * batch * classes
+    room = slopes + slopes % 2  # float64 numbers begin at even places
+    over_pixels = _pass(*flat, options, 3 * room, lump and "cross_entropy" in options.want, scaled=True)
+    return Plan(
+        over_pixels,
+        _tail(room, batch, classes, over_pixels.programs, options, terms, mean, over_batch, labels, weighted),
+        3 * room + slopes * over_pixels.programs,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _plan(
-    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], strides: tuple[int, ...],
-    target_dtype: torch.dtype, target_strides: tuple[int, ...], mask: tuple[torch.dtype, tuple[int, ...]] | None,
-    options: Options, scaled: bool, lump: bool,
-) -> Plan:  # fmt: skip
-    """One plan for every combination of shapes, strides, types and options: all that compilation depends on, but for
-    the alignment of the pointers."""
-    batch, classes, count = shape
-    image, *channel, pixel = target_strides
-    bytes_each = dtype.itemsize + (target_dtype.itemsize if channel else 0)
-    block = _fitting(tile(classes, count), bytes_each, device)
-    programs = min(triton.cdiv(count, block.pixels), triton.cdiv(_resident(device, block), batch))
+def _pass(
+    logits: Layout, target: Layout, mask: Layout | None, result: Layout, options: Options, offset: int = 0,
+    lump: bool = False, scaled: bool = False,
+) -> Pass:  # fmt: skip
+    batch, classes, count = logits.shape
+    image, *channel, pixel = target.strides
+    bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
+    block = _fitting(tile(classes, count), bytes_each, logits.device)
+    programs = min(triton.cdiv(count, block.pixels), triton.cdiv(_resident(logits.device, block), batch))
     numbers = (
-        classes, count, batch, programs, options.ignore_index or 0, *strides,
-        image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask[1]),
+        classes, count, batch, programs, options.ignore_index or 0, *logits.strides,
+        image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.strides),
     )  # fmt: skip
-    reach = block.classes * max(strides[1], *channel, 0) + block.pixels * max(strides[2], pixel)
+    reach = block.classes * max(logits.strides[1], *channel, 0) + block.pixels * max(logits.strides[2], pixel)
     constants = {
         "ACTIVATION": ACTIVATIONS.index(options.activation),
         "LABELS": not channel,
@@ -219,21 +265,19 @@ def _plan(
         "STAGES": block.stages,
         "LUMP": lump,
     }
-    result = torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
-    return Plan(
+    return Pass(
         programs,
-        Launch(pass_forward, batch * programs, numbers, constants, num_warps=block.warps),
+        Launch(pass_forward, batch * programs, (offset, *numbers), constants, num_warps=block.warps),
         Launch(
-            pass_backward, batch * programs, (*numbers, *result.stride()),
-            constants | {"HAS_SCALE": scaled}, num_warps=block.warps,
+            pass_backward, batch * programs, (*numbers, *result.strides), constants | {"HAS_SCALE": scaled},
+            num_warps=block.warps,
         ),
     )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)
-def _plan_tail(
-    batch: int, classes: int, programs: int, options: Options, terms: tuple[Term, ...], mean: bool, over_batch: bool,
-    labels: bool, weighted: bool,
+def _tail(
+    room: int, batch: int, classes: int, programs: int, options: Options, terms: tuple[Term, ...], mean: bool,
+    over_batch: bool, labels: bool, weighted: bool,
 ) -> Launch:  # fmt: skip
     rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
     cells = triton.next_power_of_2(len(options.want) * batch * classes)
@@ -258,7 +302,7 @@ def _plan_tail(
         "BLOCK_B": rows,
         "BLOCK_C": columns,
     }
-    return Launch(tail, 1, (batch, classes, programs), constants, num_warps=16)
+    return Launch(tail, 1, (room, batch, classes, programs), constants, num_warps=16)
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
@@ -280,12 +324,19 @@ def _resident(device: torch.device, block: Tile) -> int:
     return block.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device; the tensors may be on another."""
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        return nullcontext()
-    return torch.cuda.device(device)
+def _current(device: torch.device) -> AbstractContextManager[int]:
+    """The stream to launch on. Triton launches on the current device; the tensors may be on another."""
+    if device.type != "cuda":
+        return nullcontext(0)
+    stream = driver.active.get_current_stream(device.index)
+    return nullcontext(stream) if torch.cuda.current_device() == device.index else _Elsewhere(device, stream)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+class _Elsewhere(torch.cuda.device):
+    def __init__(self, device: torch.device, stream: int) -> None:
+        super().__init__(device)
+        self.stream = stream
+
+    def __enter__(self) -> int:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self.stream

@@ -94,10 +94,15 @@ _TRITON_OBSTACLE = _triton_obstacle()
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def fused_device(logits: object) -> bool:
+    """Whether the fused kernels are worth a thought: a tensor on a device that they run on."""
+    return isinstance(logits, Tensor) and (logits.is_cuda or _INTERPRETED)
+
+
 def fused_obstacle(logits: Tensor) -> str:
     """Why the fused kernels cannot run on these logits; nothing if they can."""
     if _TRITON_OBSTACLE:
         return _TRITON_OBSTACLE
-    if not (logits.is_cuda or _INTERPRETED):
+    if not fused_device(logits):
         return f"the logits are on {logits.device}, not on a CUDA device"
     return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"

@@ -42,9 +42,8 @@ def _polynomial(
     q = tl.zeros_like(x)
     q_t = tl.zeros_like(x)
     for k in tl.static_range(LAST - FIRST):
-        coefficient: tl.constexpr = COEFFICIENTS[LAST - 1 - k]
-        q_t = q_t * t + q + coefficient
-        q = (q + coefficient) * t
+        q_t = q_t * t + q + COEFFICIENTS[LAST - 1 - k]
+        q = (q + COEFFICIENTS[LAST - 1 - k]) * t
     slope = (1 - lost) * q_t * t_x
     return lost + (1 - lost) * q, lost_b * (1.0 if DETACHED else 1 - q) + slope * x_b, slope * x_e
 
@@ -101,9 +100,9 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
         tl.store(here, tl.broadcast_to(slope, (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
 
 
-@triton.jit(do_not_specialize=("batch", "classes", "programs"))
+@triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))
 def tail(
-    partials, weights, loss, slopes, batch, classes, programs,
+    space, weights, loss, room, batch, classes, programs,
     KIND: tl.constexpr, NUMBERS: tl.constexpr, COEFFICIENTS: tl.constexpr, BOUNDS: tl.constexpr,
     FACTOR: tl.constexpr, BACKGROUND: tl.constexpr, SKIP: tl.constexpr,
     MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
@@ -112,23 +111,26 @@ def tail(
     SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partials `[fields, programs, B, C]`, weights `[terms, C]` -> the loss, and its slopes `[fields, B, C]`.
+    """weights `[terms, C]` and, in `space`, partial sums -> the loss and, in `space`, its slopes.
+
+    The space holds the slopes `[fields, B, C]`, from `room` on as many sums in float64, and from three times `room` on
+    the partial sums `[fields, programs, B, C]`; all but the sums are float32.
 
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
     describe the terms of a weighted sum of losses.
     """
-    _gather(partials, slopes, programs, batch * classes, BLOCK_P, BLOCK_J, FIELDS)
+    sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
+    _gather(space + 3 * room, sums, programs, batch * classes, BLOCK_P, BLOCK_J, FIELDS)
     tl.debug_barrier()
-    i = _read(slopes, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_B, BLOCK_C)
-    p = _read(slopes, batch, classes, PREDICTION, OVER_BATCH, BLOCK_B, BLOCK_C)
-    b = _read(slopes, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    truth = _read(slopes, batch, classes, TARGET, OVER_BATCH, BLOCK_B, BLOCK_C)
+    i = _read(sums, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_B, BLOCK_C)
+    p = _read(sums, batch, classes, PREDICTION, OVER_BATCH, BLOCK_B, BLOCK_C)
+    b = _read(sums, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    truth = _read(sums, batch, classes, TARGET, OVER_BATCH, BLOCK_B, BLOCK_C)
     # The squares of labels are the labels.
-    a = _read(slopes, batch, classes, TARGET if LABELS else TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    e = _read(slopes, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    entropy = _read(slopes, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
-    pixels = _read(slopes, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
-    tl.debug_barrier()  # the slopes take the place of the sums
+    a = _read(sums, batch, classes, TARGET if LABELS else TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    e = _read(sums, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
+    entropy = _read(sums, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
+    pixels = _read(sums, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
     channel = tl.arange(0, BLOCK_C)[None, :]
     inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
     if OVER_BATCH:
@@ -185,11 +187,11 @@ def tail(
             of_p += weight * (NUMBERS[4 * n] if SIGMOID else 0.0)
     tl.store(loss + tl.zeros((1, 1), tl.int32), value.to(tl.float32))
     nothing = tl.zeros_like(i)
-    _write(slopes, of_i, batch, classes, INTERSECTION, BLOCK_B, BLOCK_C)
-    _write(slopes, of_p, batch, classes, PREDICTION, BLOCK_B, BLOCK_C)
-    _write(slopes, of_b, batch, classes, PREDICTION_SQ, BLOCK_B, BLOCK_C)
-    _write(slopes, nothing, batch, classes, TARGET, BLOCK_B, BLOCK_C)
-    _write(slopes, nothing, batch, classes, TARGET_SQ, BLOCK_B, BLOCK_C)
-    _write(slopes, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
-    _write(slopes, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
-    _write(slopes, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)
+    _write(space, of_i, batch, classes, INTERSECTION, BLOCK_B, BLOCK_C)
+    _write(space, of_p, batch, classes, PREDICTION, BLOCK_B, BLOCK_C)
+    _write(space, of_b, batch, classes, PREDICTION_SQ, BLOCK_B, BLOCK_C)
+    _write(space, nothing, batch, classes, TARGET, BLOCK_B, BLOCK_C)
+    _write(space, nothing, batch, classes, TARGET_SQ, BLOCK_B, BLOCK_C)
+    _write(space, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
+    _write(space, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
+    _write(space, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)

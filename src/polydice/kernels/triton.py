@@ -11,7 +11,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(-1e30)
+IN_A_THREAD = tl.constexpr(16)  # classes; more are spread over threads, and to add them up these wait for each other
 SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -22,7 +22,8 @@ def _load(
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """A tile's logits and targets, which pixels count and with what weight, and how many labels no class has."""
+    """A tile's logits and targets, which pixels count and with what weight, the labels as channels (-1: of none), and
+    how many of them no class has."""
     channel = _channels(WIDE, BLOCK_C)
     pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
     inside = pixel < count - start
@@ -45,6 +46,7 @@ def _load(
         here = target + channel * target_c + (pixel * target_n)[None, :]
         given = tl.load(here, mask=(channel < classes) & valid[None, :], other=0)
         y = given.to(tl.float32)
+        label = tl.zeros_like(pixel) - 1
         bad = tl.zeros_like(pixel)
         if not given.dtype.is_floating():
             bad = tl.sum(((given < 0) | (given > 1)).to(tl.int32), 0)
@@ -56,7 +58,7 @@ def _load(
         x = tl.load(here, mask=(channel < classes) & inside[None, :], other=nothing).to(tl.float32)
     if HAS_MASK or HAS_IGNORE:
         x = tl.where(valid[None, :], x, nothing)
-    return x, y, valid, weight, bad
+    return x, y, label, valid, weight, bad
 
 
 @triton.jit
@@ -67,33 +69,47 @@ def _channels(WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
+def _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE: tl.constexpr):
+    """The logit of each pixel's own class: in the cache, since the tile was just read."""
+    channel = label.to(tl.int64) if WIDE else label
+    here = logits + image * logits_b + start * logits_n + channel * logits_c + pixel * logits_n
+    return tl.load(here, mask=(label >= 0) & (label < classes), other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _add_pair(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
+def _multiply(a, b):
+    return a * b
+
+
+@triton.jit
 def _probability(x, valid, ACTIVATION: tl.constexpr):
-    """The activation, 0 at pixels that do not count; for softmax also the largest logit, and the logarithm of the sum
-    of exponentials from there."""
+    """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
+    there, and its inverse, which is 0 there too."""
     top = tl.zeros_like(valid.to(tl.float32))
-    log_sum = top
+    total = top + 1.0
+    share = total
     if ACTIVATION == SOFTMAX:
         top = tl.where(valid, tl.max(x, 0), 0.0)
         p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
-        total = tl.sum(p, 0)
-        p = p * tl.where(valid, 1.0 / total, 0.0)[None, :]
-        log_sum = tl.log2(total) * LN_2
+        total = tl.where(valid, tl.sum(p, 0), 1.0)
+        share = tl.where(valid, 1.0 / total, 0.0)
+        p = p * share[None, :]
     elif ACTIVATION == SIGMOID:
         p = 1.0 / (1.0 + tl.exp2(-x * LOG2_E))
     else:
         p = x
-    return p, top, log_sum
+    return p, top, total, share
 
 
 @triton.jit
-def _cross_entropy(x, y, top, log_sum, ACTIVATION: tl.constexpr):
+def _cross_entropy(x, y, top, total, ACTIVATION: tl.constexpr):
     if ACTIVATION == SOFTMAX:
-        return tl.where(y == 0, 0.0, y * ((top[None, :] - x) + log_sum[None, :]))
+        return tl.where(y == 0, 0.0, y * ((top[None, :] - x) + (tl.log2(total) * LN_2)[None, :]))
     # log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again.
     u = tl.exp2(-tl.abs(x) * LOG2_E)
     above = (1.0 + u) - 1.0
@@ -117,9 +133,9 @@ def _fold(values, p, weight, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTO
     return tl.reduce(pair, 2, _add_pair)[0]
 
 
-@triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
+@triton.jit(do_not_specialize=("offset", "classes", "batch", "programs", "ignore_index"))
 def pass_forward(
-    logits, target, mask, partials, classes, count, batch, programs, ignore_index,
+    logits, target, mask, partials, offset, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
@@ -127,12 +143,14 @@ def pass_forward(
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
     STAGES: tl.constexpr, LUMP: tl.constexpr,
 ):  # fmt: skip
-    """partials `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where it is not wanted.
+    """partials, from the offset on, `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where
+    it is not wanted.
 
     LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
     """
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
+    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
     zeros = tl.zeros((BLOCK_C, BLOCK_N // VECTOR), tl.float32)
     intersection = zeros
     prediction = zeros
@@ -143,16 +161,15 @@ def pass_forward(
     entropy = zeros
     pixels = zeros
     lump = tl.zeros((BLOCK_N,), tl.float32)
+    logarithms = tl.zeros((BLOCK_N // VECTOR,), tl.float32)
     faults = tl.zeros((BLOCK_N,), tl.int32)
     for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
-        x, y, valid, weight, bad = _load(
+        x, y, label, valid, weight, bad = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        if LUMP:  # finite, so that a product can choose
-            truth_logit = tl.sum(y * tl.maximum(x, LOWEST), 0)
-        p, top, log_sum = _probability(x, valid, ACTIVATION)
+        p, top, total, _ = _probability(x, valid, ACTIVATION)
         faults += bad
         if INTERSECTION >= 0:
             intersection += _fold(y * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
@@ -167,20 +184,28 @@ def pass_forward(
         if ERROR_SQ >= 0:
             error_sq += _fold((y - p) * (y - p), p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
         if CROSS_ENTROPY >= 0 and LUMP:
-            surprise = tl.where(truth_logit < 0.5 * LOWEST, float("inf"), (top - truth_logit) + log_sum)
-            lump += tl.where(valid, surprise, 0.0) * weight
+            if BLOCK_C > IN_A_THREAD:
+                truth_logit = _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE)
+            else:
+                truth_logit = tl.max(tl.where(y > 0, x, float("-inf")), 0)
+            lump += tl.where(valid, top - truth_logit, 0.0) * weight
+            if HAS_MASK:
+                lump += tl.log2(total) * LN_2 * weight
+            else:  # logarithms are dear: one of a product
+                product = tl.reduce(tl.reshape(total, (BLOCK_N // VECTOR, VECTOR)), 1, _multiply)
+                logarithms += tl.log2(product) * LN_2
         elif CROSS_ENTROPY >= 0:
-            each = tl.where(valid[None, :], _cross_entropy(x, y, top, log_sum, ACTIVATION), 0.0)
+            each = tl.where(valid[None, :], _cross_entropy(x, y, top, total, ACTIVATION), 0.0)
             entropy += _fold(each, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
         if PIXELS >= 0:
             counted = tl.broadcast_to(valid.to(tl.float32)[None, :], (BLOCK_C, BLOCK_N))
             pixels += _fold(counted, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
     # A label that no class has makes the image's sums NaN: raising would mean to wait for the device.
     poison = tl.where(tl.sum(faults) > 0, float("nan"), 0.0)
-    channel = tl.arange(0, BLOCK_C)
-    out = partials + (program * batch + image) * classes + channel
+    first = tl.arange(0, BLOCK_C)
+    out = partials + offset + (program * batch + image) * classes + first
     step = programs.to(tl.int64) * batch * classes
-    inside = channel < classes
+    inside = first < classes
     if INTERSECTION >= 0:
         tl.store(out + INTERSECTION * step, tl.sum(intersection, 1) + poison, mask=inside)
     if PREDICTION >= 0:
@@ -194,8 +219,8 @@ def pass_forward(
     if ERROR_SQ >= 0:
         tl.store(out + ERROR_SQ * step, tl.sum(error_sq, 1) + poison, mask=inside)
     if CROSS_ENTROPY >= 0:
-        total = tl.where(channel == 0, tl.sum(lump), 0.0) if LUMP else tl.sum(entropy, 1)
-        tl.store(out + CROSS_ENTROPY * step, total + poison, mask=inside)
+        entropies = tl.where(first == 0, tl.sum(lump) + tl.sum(logarithms), 0.0) if LUMP else tl.sum(entropy, 1)
+        tl.store(out + CROSS_ENTROPY * step, entropies + poison, mask=inside)
     if PIXELS >= 0:
         tl.store(out + PIXELS * step, tl.sum(pixels, 1) + poison, mask=inside)
 
@@ -209,6 +234,16 @@ def _slope(grad, image, batch, classes, FIELD: tl.constexpr, BLOCK_C: tl.constex
         here = grad + (FIELD * batch + image) * classes + channel
         slope = tl.load(here, mask=channel < classes, other=0.0).to(tl.float32)
     return slope[:, None]
+
+
+@triton.jit
+def _slope_at(grad, image, batch, classes, label, FIELD: tl.constexpr):
+    """The same for each pixel's own class."""
+    slope = tl.zeros_like(label).to(tl.float32)
+    if FIELD >= 0:
+        here = grad + (FIELD * batch + image) * classes + label
+        slope = tl.load(here, mask=(label >= 0) & (label < classes), other=0.0).to(tl.float32)
+    return slope
 
 
 @triton.jit
@@ -238,34 +273,51 @@ def pass_backward(
     overlap = _slope(grad, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
     offset = _slope(grad, image, batch, classes, PREDICTION, BLOCK_C)
     of_entropy = _slope(grad, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
-    if HAS_SCALE:
-        factor = tl.load(scale)
-        slope *= factor
-        overlap *= factor
-        offset *= factor
-        of_entropy *= factor
+    factor = tl.load(scale) if HAS_SCALE else 1.0
+    slope *= factor
+    overlap *= factor
+    offset *= factor
+    of_entropy *= factor
+    # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
+    # do not hold it for each.
+    once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and CROSS_ENTROPY >= 0 and BLOCK_C > IN_A_THREAD
     of_any_class = tl.sum(tl.where(channel == 0, of_entropy, 0.0))
     for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
-        x, y, valid, weight, _ = _load(
+        x, y, label, valid, weight, _ = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, _, _ = _probability(x, valid, ACTIVATION)
-        h = slope * p + _of_target(overlap, y, LABELS)
-        if PREDICTION >= 0:
-            h += offset
-        # The gradient of cross-entropy needs no division by p: it joins after the activation.
-        wanted = _of_target(of_any_class if LUMP else of_entropy, y, LABELS)
-        if ACTIVATION == SOFTMAX:
-            inner = tl.sum(p * h, 0)
+        if once:
+            truth_logit = _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE)
+            own = _slope_at(grad, image, batch, classes, label, INTERSECTION)
+            own -= 2 * _slope_at(grad, image, batch, classes, label, ERROR_SQ)
+            own_entropy = of_any_class
+            if not LUMP:
+                own_entropy = factor * _slope_at(grad, image, batch, classes, label, CROSS_ENTROPY)
+        p, top, _, share = _probability(x, valid, ACTIVATION)
+        if once:
+            own = factor * own * (tl.exp2((truth_logit - top) * LOG2_E) * share) - tl.where(valid, own_entropy, 0.0)
+            h = slope * p
+            if PREDICTION >= 0:
+                h += offset
+            inner = tl.sum(p * h, 0) + own
+            h = p * (h - inner[None, :]) + tl.where(channel == label[None, :], own[None, :], 0.0)
+        else:
+            h = slope * p + _of_target(overlap, y, LABELS)
+            if PREDICTION >= 0:
+                h += offset
+            # The gradient of cross-entropy needs no division by p: it joins after the activation.
+            wanted = _of_target(of_any_class if LUMP else of_entropy, y, LABELS)
+            if ACTIVATION == SOFTMAX:
+                inner = tl.sum(p * h, 0)
+                if CROSS_ENTROPY >= 0:
+                    inner -= tl.where(valid, of_any_class, 0.0) if LUMP else tl.sum(wanted, 0)
+                h = p * (h - inner[None, :])
+            elif ACTIVATION == SIGMOID:
+                h = p * ((1 - p) * h + of_entropy)
             if CROSS_ENTROPY >= 0:
-                inner -= tl.where(valid, of_any_class, 0.0) if LUMP else tl.sum(wanted, 0)
-            h = p * (h - inner[None, :])
-        elif ACTIVATION == SIGMOID:
-            h = p * ((1 - p) * h + of_entropy)
-        if CROSS_ENTROPY >= 0:
-            h -= wanted
+                h -= wanted
         if HAS_MASK:
             h = h * weight[None, :]
         if ACTIVATION == NONE:

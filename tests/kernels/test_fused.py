@@ -1,0 +1,98 @@
+"""The kernels compiled for a GPU, which takes none: what the interpreter lets through, the compiler may not."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from polydice import (
+    CrossEntropyLoss,
+    DiceLoss,
+    DropDiceLoss,
+    FocalTverskyLoss,
+    PolyCE1Loss,
+    PolyDice1Loss,
+)
+from polydice.base import Loss, LossSum
+from polydice.kernels.op import fused_obstacle
+
+pytestmark = pytest.mark.skipif(
+    "Triton" in fused_obstacle(torch.zeros(1)) or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs Triton's compiler",
+)
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+
+
+def compiled(launch: Any, *dtypes: torch.dtype) -> Any:
+    """The launch's kernel for an H100 or H200."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = launch.kernel.arg_names
+    types = [POINTERS[dtype] for dtype in dtypes] + ["i32"] * len(launch.numbers)
+    signature = dict(zip(names, types, strict=False)) | dict.fromkeys(launch.constants, "constexpr")
+    constants = {(names.index(name),): value for name, value in launch.constants.items()}
+    source = ASTSource(launch.kernel, signature, constants, {})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
+
+
+def plan(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool) -> Any:
+    from polydice.kernels.fused import Layout, Term, plan_loss
+
+    terms = loss.terms if isinstance(loss, LossSum) else [(1.0, loss)]
+    described = tuple(Term(*(term.fused_form() or ()), factor, True, False) for factor, term in terms)
+    host = torch.device("cpu")
+    logits = Layout((2, classes, 6, 10), (60 * classes, 60, 10, 1), dtype, host)
+    target = Layout((2, 6, 10), (60, 10, 1), torch.int64, host) if labels else logits._replace(dtype=torch.uint8)
+    first = terms[0][1]
+    found = plan_loss(
+        described, logits, target, None, labels, first.activation, None, mean=True, over_batch=False, weighted=False
+    )
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        DiceLoss(),
+        PolyDice1Loss(0.5),
+        DropDiceLoss(7),
+        FocalTverskyLoss(),
+        PolyCE1Loss(),
+        DropDiceLoss(3, scale="detached") + 0.5 * CrossEntropyLoss() + DiceLoss(squared=False),
+    ],
+    ids=repr,
+)
+def test_tail(loss: Loss | LossSum) -> None:
+    kernel = compiled(plan(loss, 5, torch.float32, labels=True).tail, *[torch.float32] * 3)
+    assert kernel.asm["cubin"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "activation", "labels"),
+    [
+        (14, "softmax", True),
+        (118, "softmax", True),
+        (300, "softmax", True),
+        (14, "softmax", False),
+        (1, "sigmoid", True),
+        (118, "sigmoid", False),
+    ],
+)
+def test_pass(classes: int, activation: str, labels: bool) -> None:
+    dtype = torch.bfloat16 if classes == 118 else torch.float32
+    loss = PolyDice1Loss(0.5, activation=activation) + CrossEntropyLoss(activation=activation)
+    launches = plan(loss, classes, dtype, labels).over_pixels
+    target = torch.int64 if labels else torch.uint8
+    forward = compiled(launches.forward, dtype, target, dtype, torch.float32)
+    backward = compiled(launches.backward, torch.float32, torch.float32, dtype, target, dtype, dtype)
+    assert forward.asm["cubin"]
+    assert backward.asm["cubin"]
