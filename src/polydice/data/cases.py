@@ -8,7 +8,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Intensity = Literal["colour", "mr", "ct"]  # what the numbers of an image mean: /255, min-max per case, Hounsfield units
+# What the numbers of an image mean: 0 ... 255; any scale, so minimum and maximum of a case count; Hounsfield units;
+# or already between 0 and 1, to be left alone.
+Intensity = Literal["colour", "mr", "ct", "unit"]
+
+
+class DataError(ValueError):
+    """A folder or file cannot be used; the message is for the person who brought it."""
 
 
 class Sample(NamedTuple):

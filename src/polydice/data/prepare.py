@@ -1,0 +1,249 @@
+"""A data set made ready once: normalised, on one grid, in two files that are mapped into memory from then on."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydice.data.cache import CacheError, digests, publish, short_hash
+from polydice.data.cases import Case, DataError, Dataset, Sample
+from polydice.data.parallel import in_parallel
+from polydice.data.resample import resample_image, resample_labels, to_unit
+
+FORMAT = 1  # to be raised whenever the same files and settings would give other arrays
+INDEX, IMAGES, LABELS = "index.json", "images", "labels"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a data set is made ready."""
+
+    dims: Literal[2, 3] = 2  # images and every slice of a volume, or volumes
+    size: int = 224  # 2D: pixels along both edges
+    spacing: tuple[float, float, float] | None = None  # 3D: millimetres (z, y, x); None takes the median of the set
+    window: tuple[float, float] = (-125.0, 275.0)  # CT: the Hounsfield units that become 0 and 1
+
+    def __post_init__(self) -> None:
+        if self.dims not in (2, 3):
+            raise ValueError(f"dims must be 2 or 3: {self.dims}")
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1 pixel: {self.size}")
+        if self.spacing is not None and (len(self.spacing) != 3 or not min(self.spacing) > 0):
+            raise ValueError(f"spacing must be three positive numbers (z, y, x) in millimetres: {self.spacing}")
+        if len(self.window) != 2 or not self.window[0] < self.window[1]:
+            raise ValueError(f"window must be a lower and a higher number of Hounsfield units: {self.window}")
+
+
+class PreparedCase(NamedTuple):
+    id: str
+    group: str
+    spacing: tuple[float, ...] | None  # millimetres on the prepared grid: (y, x), or (z, y, x) of a volume
+    items: range  # one image, the slices of a volume in their order, or one volume
+    volume: bool  # the items are slices that make a volume
+
+
+class Prepared:
+    """A prepared data set, mapped into memory. An item is an image, a slice of a volume or, in 3D, a volume."""
+
+    images: NDArray[Any]  # 2D: [items, channels, size, size]; 3D: [channels, voxels of all]; float32, or uint8 / 255
+    labels: NDArray[np.uint8]  # 2D: [items, size, size]; 3D: [voxels of all]
+    shapes: NDArray[np.int64]  # [items, dims]
+    starts: NDArray[np.int64]  # [items]: where each begins among the pixels or voxels of all
+    case_of: NDArray[np.int64]  # [items]: its place in `cases`
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self._open(json.loads((folder / INDEX).read_text()))
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CacheError(f"{folder} is damaged ({error}); delete it and run again") from error
+
+    def _open(self, index: dict[str, Any]) -> None:
+        if index["format"] != FORMAT:
+            raise ValueError(f"its format is {index['format']}, not {FORMAT}")
+        self.name: str = index["name"]
+        self.classes: tuple[str, ...] = tuple(index["classes"])
+        self.channels: int = index["channels"]
+        self.settings = Preparation(**{name: _tuple(value) for name, value in index["settings"].items()})
+        self.dims: int = self.settings.dims
+
+        counts = [case["items"] for case in index["cases"]]
+        ends = np.cumsum(counts).tolist()
+        self.cases = tuple(
+            PreparedCase(case["id"], case["group"], _tuple(case["spacing"]), range(end - count, end), case["volume"])
+            for case, count, end in zip(index["cases"], counts, ends, strict=True)
+        )
+        self.case_of = np.repeat(np.arange(len(counts)), counts)
+        self.shapes = np.array([case["shape"] for case in index["cases"]], np.int64)[self.case_of]
+        sizes = self.shapes.prod(1)
+        self.starts = sizes.cumsum() - sizes
+
+        total, square = int(sizes.sum()), (self.settings.size,) * 2
+        images = (self.channels, total) if self.dims == 3 else (len(self), self.channels, *square)
+        self.images = _mapped(self.folder / IMAGES, index["dtype"], images)
+        self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
+
+    def __len__(self) -> int:
+        return len(self.case_of)
+
+    def item(self, index: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """Image `[channels, *spatial]` and labels `[*spatial]`: views, nothing is copied."""
+        if self.dims == 2:
+            return self.images[index], self.labels[index]
+        shape, start = self.shapes[index], self.starts[index]
+        voxels = slice(start, start + shape.prod())
+        return self.images[:, voxels].reshape(self.channels, *shape), self.labels[voxels].reshape(shape)
+
+    def __reduce__(self) -> tuple[type["Prepared"], tuple[Path]]:
+        return Prepared, (self.folder,)  # another process maps the files itself: pickled, the arrays would be copied
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _mapped(file: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    expected, found = int(np.prod(shape)) * np.dtype(dtype).itemsize, file.stat().st_size
+    if found != expected:
+        raise ValueError(f"{file.name} has {found} bytes instead of {expected}")
+    return np.memmap(file, dtype, "r", shape=shape)
+
+
+def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int | None = None) -> Prepared:
+    """The data set as `settings` say: taken from `cache` if the same files were prepared so before, else made now.
+
+    `workers` threads share the work, `None` takes one per core.
+    """
+    if not dataset.cases:
+        raise DataError(f"{dataset.name} in {dataset.folder} has no cases to prepare")
+    cache = Path(cache).absolute()
+    files = [file for case in dataset.cases for file in case.files]
+    memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
+    contents = digests(files, memory)
+    readable = re.sub(r"[^\w-]+", "-", dataset.name)
+    final = cache / f"{readable}-{_key(dataset, contents, settings)}"
+
+    def fill(folder: Path) -> None:
+        _write(dataset, settings, workers, folder)
+        if digests(files, memory) != contents:
+            raise DataError(f"files of {dataset.name} in {dataset.folder} changed while they were prepared: run again")
+
+    if not final.exists():
+        publish(final, fill)
+    return Prepared(final)
+
+
+def _key(dataset: Dataset, contents: dict[Path, str], settings: Preparation) -> str:
+    cases = [
+        (case.id, case.group, [contents[file] for file in case.images], [contents[file] for file in case.masks])
+        for case in dataset.cases
+    ]
+    reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
+    content = (dataset.name, dataset.classes, dataset.intensity, reader, cases)
+    return short_hash(json.dumps((FORMAT, asdict(settings), content)))
+
+
+class _Ready(NamedTuple):
+    """A case as it is written."""
+
+    images: NDArray[Any]  # [items, channels, *spatial]
+    labels: NDArray[np.uint8]  # [items, *spatial]
+    spacing: tuple[float, ...] | None
+    volume: bool
+
+
+def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder: Path) -> None:
+    """Fills `folder`: the arrays as the cases come, then the index."""
+    if settings.dims == 3 and settings.spacing is None:
+        settings = replace(settings, spacing=_median_spacing(dataset, workers))
+    every = _each(dataset, lambda sample: _ready(sample, dataset, settings), "preparing", workers)
+    index: dict[str, Any] = {"format": FORMAT, "name": dataset.name, "classes": dataset.classes, "cases": []}
+    with closing(every), ExitStack() as files:
+        images: list[IO[bytes]] = [files.enter_context((folder / IMAGES).open("wb"))]
+        labels = files.enter_context((folder / LABELS).open("wb"))
+        for case, ready in zip(dataset.cases, every, strict=True):
+            items, channels, *shape = ready.images.shape
+            if not index["cases"]:
+                index |= {"settings": asdict(settings), "channels": channels, "dtype": ready.images.dtype.name}
+                if settings.dims == 3:  # [channels, voxels]: the other channels grow beside the first
+                    images += [files.enter_context(TemporaryFile(dir=folder)) for _ in range(1, channels)]
+            elif channels != index["channels"]:
+                expected = f"case {dataset.cases[0].id} has {index['channels']}"
+                raise DataError(f"{dataset.name}: case {case.id} has {channels} channels, {expected}")
+            for file, array in zip(images, ready.images[0] if len(images) > 1 else [ready.images], strict=True):
+                file.write(np.ascontiguousarray(array).data)
+            labels.write(np.ascontiguousarray(ready.labels).data)
+            told = {"id": case.id, "group": case.group, "spacing": ready.spacing, "volume": ready.volume}
+            index["cases"].append(told | {"items": items, "shape": shape})
+        for file in images[1:]:
+            file.seek(0)
+            shutil.copyfileobj(file, images[0])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _median_spacing(dataset: Dataset, workers: int | None) -> tuple[float, float, float] | None:
+    """Along each axis; None where no case knows its own."""
+    every = _each(dataset, lambda sample: sample.spacing, "measuring", workers)
+    known = [spacing for spacing in every if spacing is not None and len(spacing) == 3]
+    if not known:
+        return None
+    z, y, x = np.median(known, axis=0).tolist()
+    return z, y, x
+
+
+def _each(
+    dataset: Dataset, work: Callable[[Sample], Result], doing: str, workers: int | None
+) -> Generator[Result, None, None]:
+    """work(sample) of each case, in their order. An error names its case."""
+
+    def read_and_work(case: Case) -> Result:
+        try:
+            return work(dataset.read(case))
+        except Exception as error:
+            raise DataError(f"case {case.id}: {error}") from error
+
+    return in_parallel(read_and_work, dataset.cases, f"{doing} {dataset.name}", workers)
+
+
+def _ready(sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
+    _check(sample, len(dataset.classes), settings.dims)
+    old, new = sample.labels.shape, _grid(sample, settings)
+    spacing = sample.spacing and tuple(mm * a / b for mm, a, b in zip(sample.spacing, old, new, strict=True))
+    unit = to_unit(sample.image, dataset.intensity, settings.window)
+    image = np.stack([resample_image(channel, new) for channel in unit])
+    labels = resample_labels(sample.labels.astype(np.uint8), new)
+    if settings.dims == 2 and len(new) == 3:
+        return _Ready(np.ascontiguousarray(image.swapaxes(0, 1)), labels, spacing, volume=True)
+    return _Ready(image[None], labels[None], spacing, volume=False)
+
+
+def _grid(sample: Sample, settings: Preparation) -> tuple[int, ...]:
+    """The shape it is to have, over the same extent: spacing comes as near to what is wanted as whole voxels can."""
+    shape = sample.labels.shape
+    if settings.dims == 2:
+        return (*shape[:-2], settings.size, settings.size)
+    if sample.spacing is None or settings.spacing is None:
+        return shape
+    axes = zip(shape, sample.spacing, settings.spacing, strict=True)
+    return tuple(max(1, round(points * own / wanted)) for points, own, wanted in axes)
+
+
+def _check(sample: Sample, classes: int, dims: int) -> None:
+    """The last guard: an array that is wrong here would be wrong in every training."""
+    image, labels = sample.image, sample.labels
+    if image.ndim not in (3, 4) or image.shape[1:] != labels.shape or labels.size == 0:
+        raise DataError(f"image {list(image.shape)} and labels {list(labels.shape)} do not fit: [channels, *spatial]")
+    if dims == 3 and labels.ndim == 2:
+        raise DataError("it is a single image, not a volume: prepare with dims=2")
+    if labels.min() < 0 or labels.max() >= min(classes, 256):
+        raise DataError(f"labels {labels.min()} to {labels.max()}, but the classes are 0 to {min(classes, 256) - 1}")
