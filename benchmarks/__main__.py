@@ -10,8 +10,9 @@ from benchmarks.sizes import parse_size
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = ArgumentParser("python -m benchmarks", description="Speed and memory of the losses against their peers.")
-    loss = parser.add_subparsers(dest="command", required=True).add_parser(
+    parser = ArgumentParser("python -m benchmarks", description="Speed and memory against the peers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    loss = commands.add_parser(
         "loss", help="one loss, forward and backward, for each size and each library that is installed"
     )
     loss.add_argument("--device", choices=["cpu", "cuda"], required=True)
@@ -19,7 +20,15 @@ def main(arguments: Sequence[str]) -> int:
     loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
     loss.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
+    data = commands.add_parser("data", help="augmented batches of images and of patches; on a CPU against MONAI")
+    data.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    data.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/data-speed/DEVICE)")
+    data.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     given = parser.parse_args(arguments)
+    if given.command == "data":
+        from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
+
+        return run_data(given.device, given.out or Path("results", "data-speed", given.device), given.quick, arguments)
     if given.check:
         if given.device != "cpu" or given.sizes or given.out:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")
