@@ -1,0 +1,84 @@
+"""The U-Net of Ronneberger et al. with padded convolutions and a norm after each."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORMS = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d}
+
+
+class UNet(nn.Module):
+    """Images `[B, channels, H, W]` to logits `[B, classes, H, W]`, any H and W of at least 2^depth.
+
+    `width` is the number of features at full resolution; each of the `depth` poolings doubles it. `norm` is `"batch"`,
+    or `"instance"`: then an image's logits do not depend on the others of its batch. With `deep_supervision`, training
+    mode returns the logits at full, half, quarter, … resolution; evaluation mode always the first alone.
+
+    >>> UNet(3, 2, width=8)(torch.zeros(1, 3, 50, 37)).shape
+    torch.Size([1, 2, 50, 37])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        *,
+        width: int = 64,
+        depth: int = 4,
+        norm: str = "batch",
+        deep_supervision: bool = False,
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm={norm!r} is none of {', '.join(map(repr, NORMS))}")
+        if width < 1 or depth < 1:
+            raise ValueError(f"width and depth must be at least 1: {width=}, {depth=}")
+        widths = [width * 2**level for level in range(depth + 1)]
+        steps = list(pairwise(widths))[::-1]  # the way up, from the deepest level
+        self.channels = channels
+        self.smallest = 2**depth * (2 if norm == "instance" else 1)  # one pixel has no variance of its own
+        self.deep_supervision = deep_supervision
+        self.down = nn.ModuleList(_convs(before, after, norm) for before, after in pairwise([channels, *widths]))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(deep, shallow, 2, stride=2) for shallow, deep in steps)
+        self.merge = nn.ModuleList(_convs(2 * shallow, shallow, norm) for shallow, _ in steps)
+        self.heads = nn.ModuleList(nn.Conv2d(w, classes, 1) for w in widths[: depth if deep_supervision else 1])
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        if image.ndim != 4 or image.shape[1] != self.channels or min(image.shape[2:]) < self.smallest:
+            raise ValueError(
+                f"this U-Net takes [B, {self.channels}, H, W] with H and W at least {self.smallest}; "
+                f"it was given {list(image.shape)}"
+            )
+        skips = []  # [B, width·2^level, H/2^level, W/2^level]
+        x = image
+        for level, convs in enumerate(self.down):
+            x = convs(x if level == 0 else F.max_pool2d(x, 2))
+            skips.append(x)
+        skips.pop()
+        features: list[Tensor] = []  # of the way up, the finest first
+        for up, merge in zip(self.up, self.merge, strict=True):
+            skip = skips.pop()
+            x = merge(torch.cat([skip, _fit(up(x), skip)], dim=1))
+            features.insert(0, x)
+        logits = [head(x) for head, x in zip(self.heads, features, strict=False)]
+        return logits if self.deep_supervision and self.training else logits[0]
+
+
+def _convs(before: int, after: int, norm: str) -> nn.Sequential:
+    """Twice: 3×3 convolution, norm, ReLU. The norm takes the mean away, so the convolution has no bias."""
+    layers: list[nn.Module] = []
+    for features in (before, after):
+        layers += [
+            nn.Conv2d(features, after, 3, padding=1, bias=False),
+            NORMS[norm](after, affine=True),
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers)
+
+
+def _fit(x: Tensor, skip: Tensor) -> Tensor:
+    """Pads with zeros below and right: halving an odd side has lost its last row or column."""
+    height, width = (skip.shape[axis] - x.shape[axis] for axis in (2, 3))
+    return F.pad(x, (0, width, 0, height)) if height or width else x

@@ -1,0 +1,72 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from polydice.models import MODELS, build
+
+SMALL = {"unet": {"width": 4}, "transunet": {"size": 32}, "unet3d": {"width": 4, "depth": 2}}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_any_number_of_channels_and_classes(name: str) -> None:
+    sides = (24, 32, 40) if name == "unet3d" else (32, 64)
+    for channels, classes in ((1, 2), (4, 1)):
+        model = build(name, channels, classes, **SMALL[name]).eval()
+        with torch.no_grad():
+            assert model(torch.rand(2, channels, *sides)).shape == (2, classes, *sides)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_learns(name: str) -> None:
+    model = build(name, 1, 3, **SMALL[name])
+    sides = (24, 32, 40) if name == "unet3d" else (64, 64)
+    model(torch.rand(2, 1, *sides)).square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_holds_every_tensor_once(name: str) -> None:
+    tensors = build(name, 1, 2, **SMALL[name]).state_dict().values()  # safetensors refuses shared memory
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_one_graph(name: str) -> None:
+    model = build(name, 1, 2, **SMALL[name]).eval()
+    image = torch.rand(1, 1, *((17, 32, 32) if name == "unet3d" else (64, 96)))
+    with torch.no_grad():
+        plain = model(image)
+        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(image), plain)
+
+
+@pytest.mark.parametrize("name", ["unet", "transunet"])
+def test_the_memory_format_does_not_matter(name: str) -> None:
+    model = build(name, 3, 2, **SMALL[name]).double().eval()
+    image = torch.rand(2, 3, 64, 64).double()
+    with torch.no_grad():
+        plain = model(image)
+        other = model.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(other, plain)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="no model is called 'resnet'; there are unet, transunet, unet3d"):
+        build("resnet", 3, 2)
+
+
+@pytest.mark.parametrize(("channels", "classes"), [(0, 2), (3, 0)])
+def test_no_channel_or_no_class_is_refused(channels: int, classes: int) -> None:
+    with pytest.raises(ValueError, match=f"channels={channels}, classes={classes}"):
+        build("unet", channels, classes)
+
+
+def test_an_option_of_another_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="size"):
+        build("unet", 3, 2, size=224)
+
+
+def test_only_the_3d_model_imports_monai() -> None:
+    code = "import sys; from polydice.models import build; build('unet', 1, 2); import polydice.models.transunet"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'monai' not in sys.modules"], check=True)
