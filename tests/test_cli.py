@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from polydice import __version__
-from polydice.cli import main
+from polydice.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -40,3 +40,31 @@ def test_help_does_not_wait_for_torch() -> None:
     assert "torch" not in loaded
     assert "numpy" not in loaded
     assert ran.stdout.startswith("usage: polydice")
+
+
+def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    told = capsys.readouterr().out
+    for name, (_, _, purpose) in COMMANDS.items():
+        assert f"{name} " in told
+        assert purpose in told
+
+
+@pytest.mark.parametrize("missing", ["tyro", "nibabel"])
+def test_without_the_extra_a_command_names_it(missing: str) -> None:
+    script = (
+        f"import sys; sys.modules['{missing}'] = None; from polydice.cli import main; sys.exit(main(['data', '.']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == f"polydice data needs {missing}: pip install 'polydice[study]'\n"
+
+
+def stop() -> int:
+    raise KeyboardInterrupt
+
+
+def test_control_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(COMMANDS, "stop", ("tests.test_cli", "stop", ""))
+    assert main(["stop"]) == 130
+    assert capsys.readouterr().err == "\npolydice stop: interrupted\n"

@@ -1,26 +1,83 @@
 """The command line. It must answer --help at once, so it imports nothing heavy by itself."""
 
 import argparse
+import importlib
+import sys
+import tomllib
 from collections.abc import Sequence
 
 from polydice import __version__
 
+# A command is a function: its arguments are the options, its docstring the help, its result the exit status.
+COMMANDS = {
+    "data": ("polydice.data.command", "data", "look at a data set: what it is, and what is wrong with it"),
+    "train": ("polydice.training.command", "train", "train a network on one fold of a data set, and test it"),
+    "predict": ("polydice.training.predict_command", "predict", "segment images and volumes with a trained network"),
+}
+
 DESCRIPTION = """\
 Polynomial Dice losses for medical image segmentation.
 
-polydice is a library; in a training script:
+In a training script:
 
     from polydice import PolyDice1Loss
     loss = PolyDice1Loss(epsilon=0.2)
     loss(logits, labels).backward()
-"""
+
+commands (polydice COMMAND --help says more):
+""" + "".join(f"\n    {name:<10}{purpose}" for name, (_, _, purpose) in COMMANDS.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments and arguments[0] in COMMANDS:
+        return _run(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(
-        "polydice", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "polydice",
+        usage="polydice [-h] [--version] COMMAND ...",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"polydice {__version__}")
     parser.parse_args(arguments)
     parser.print_help()
     return 0
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    module, function, _ = COMMANDS[name]
+    try:
+        import tyro
+
+        command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("polydice"):
+            raise
+        print(f"polydice {name} needs {missing.name}: pip install 'polydice[study]'", file=sys.stderr)
+        return 2
+    try:
+        status: int = tyro.cli(command, prog=f"polydice {name}", args=_with_config(arguments))
+    except KeyboardInterrupt:
+        print(f"\npolydice {name}: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+def _with_config(arguments: Sequence[str]) -> list[str]:
+    """The options after those of a TOML file, `--config FILE`: what is given by hand comes later, and wins."""
+    arguments = list(arguments)
+    if "--config" not in arguments[:-1]:
+        return arguments
+    place = arguments.index("--config")
+    try:
+        with open(arguments[place + 1], "rb") as file:
+            settings = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as problem:
+        raise SystemExit(f"polydice: --config {arguments[place + 1]}: {problem}") from problem
+    options = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            options.append(f"--{'' if value else 'no-'}{name}")
+        else:
+            options += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return options + arguments[:place] + arguments[place + 2 :]

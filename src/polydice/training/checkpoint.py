@@ -93,19 +93,18 @@ def load(folder: Path) -> Checkpoint | None:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None) -> None:
     """Replaces or makes one safetensors file that any reader of the format opens; `metadata` goes into its header."""
-    data = _sealed(weights, metadata)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(temporary, data)
-        temporary.replace(path)
-        _force(path.parent)
-    except OSError as error:
-        kept = "; the file that was there is untouched" if path.is_file() else ""
-        raise CheckpointError(f"cannot save {path}: {error.strerror}{kept}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    _replace(path, _sealed(weights, metadata))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces or makes a file of text: after a crash it holds the old text or the new, never half of it."""
+    _replace(path, text.encode())
+
+
+def remove(folder: Path) -> None:
+    """Removes the checkpoints of a run that has ended."""
+    for path in _saved(folder):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -184,6 +183,21 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, data)
+        temporary.replace(path)
+        _force(path.parent)
+    except OSError as error:
+        kept = "; the file that was there is untouched" if path.is_file() else ""
+        raise CheckpointError(f"cannot save {path}: {error.strerror}{kept}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _write(path: Path, data: bytes) -> None:

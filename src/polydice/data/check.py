@@ -1,0 +1,198 @@
+"""Look before training: every case opened once, in parallel, and everything that is wrong or odd said in one go."""
+
+import hashlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from polydice.data.cases import Case, Dataset, Finding
+from polydice.data.files import ARCHIVES, UnreadableFile, below, ending, read_archive, read_image, tally
+
+ALIKE = 20  # so many rows of the same kind and more become one
+
+
+class Facts(NamedTuple):
+    """What a case is like whose image and labels could be read and fit each other."""
+
+    case: Case
+    shape: tuple[int, ...]  # of the image: [channels, *spatial]
+    spacing: tuple[float, ...] | None
+    pixels: tuple[int, ...]  # of each class
+    digest: bytes  # of the image
+
+
+class Checked(NamedTuple):
+    findings: list[Finding]  # errors first
+    facts: list[Facts]  # in the order of the cases
+
+
+def check(dataset: Dataset, workers: int | None = None) -> Checked:
+    """Opens every case, in `workers` processes: by default one for each core."""
+    looks = tqdm(_looks(dataset, workers or _cores()), "opening", len(dataset.cases), unit=" cases", disable=None)
+    findings, facts = list(dataset.findings), []
+    for found, about in looks:
+        findings += found
+        facts += about
+    facts.sort(key=lambda about: about.case.id)
+    findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts)]
+    return Checked(sorted(set(findings)), facts)
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """Aligned rows of text. Many of the same kind, differing at most in what stands in parentheses, are one row."""
+    alike: dict[Finding, list[Finding]] = {}
+    for finding in findings:
+        kind = finding._replace(where="", what=finding.what.partition(" (")[0])
+        alike.setdefault(kind, []).append(finding)
+    rows: list[Finding] = []
+    for kind, same in alike.items():
+        if len(same) < ALIKE:
+            rows += same
+        else:
+            rows.append(kind._replace(where=f"{same[0].where}, {same[1].where} and {len(same) - 2} more"))
+    width = max((len(row.where) for row in rows), default=0)
+    return "\n".join(f"{row.level:<7}  {row.where:<{width}}  {row.what}" for row in sorted(rows))
+
+
+def size(shape: Sequence[float]) -> str:
+    """Spatial axes, of pixels or millimetres, in the order people say them.
+
+    >>> size((288, 384))
+    '384×288'
+    """
+    return "×".join(f"{length:.6g}" for length in reversed(shape))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+Look = tuple[list[Finding], list[Facts]]  # at one case, which has facts or not
+
+
+def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
+    """Each case looked at, in whatever order. A process that dies, of too little memory or in a decoder, takes all that
+    wait down with it: these are looked at again one by one, so that the culprit can be named."""
+    light = replace(dataset, cases=(), findings=())  # all that the other processes need
+    left = set(dataset.cases)
+    pool = _pool(min(workers, max(1, len(left))))
+    try:
+        futures = {}
+        with suppress(BrokenProcessPool):
+            for case in dataset.cases:
+                futures[pool.submit(_look, light, case)] = case
+        for future in as_completed(futures):
+            with suppress(BrokenProcessPool):
+                look = future.result()
+                left.remove(futures[future])
+                yield look
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for case in sorted(left, key=lambda case: case.id):
+        with _pool(1) as pool:
+            try:
+                yield pool.submit(_look, light, case).result()
+            except BrokenProcessPool:
+                what = "killed the process that read it: too large for the memory, or damaged"
+                yield [Finding("error", _name(dataset, case.images, case), what)], []
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # Control-C is for the process that asked, which then ends the others.
+    return ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+
+
+def _look(dataset: Dataset, case: Case) -> Look:
+    try:
+        sample = dataset.read(case)
+    except UnreadableFile as problem:
+        reasons = {problem.path: problem.reason} | _unreadable(case.files)
+        return [Finding("error", _name(dataset, (path,), case), reason) for path, reason in reasons.items()], []
+    image, labels, spacing, remark = sample
+    image_name, mask_name = _name(dataset, case.images, case), _name(dataset, case.masks, case)
+    findings = [Finding("error", image_name, what) for what in _wrong_numbers(dataset, image)]
+    if image.shape[1:] != labels.shape:
+        what = f"is {size(labels.shape)}, but its image {size(image.shape[1:])}"
+        return [*findings, Finding("error", mask_name, what)], []
+    classes, pixels = len(dataset.classes), Counter[int]()
+    for path, part in zip(case.masks, labels if len(case.masks) > 1 else [labels], strict=True):
+        counts = tally(part)
+        pixels.update(counts)
+        outside = [label for label in sorted(counts, key=counts.__getitem__, reverse=True) if not 0 <= label < classes]
+        if outside:
+            labelled = sum(counts[label] for label in outside)
+            what = f"has {_labels(outside)}, outside the classes 0 to {classes - 1} ({labelled} pixels)"
+            findings.append(Finding("error", _name(dataset, (path,), case), what))
+    if not labels.any():
+        findings.append(Finding("warning", mask_name, "is empty: background only"))
+    if remark:
+        findings.append(Finding("warning", mask_name, remark))
+    digest = hashlib.blake2b(repr((image.shape, image.dtype)).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    known = tuple(pixels[label] for label in range(classes))
+    return findings, [Facts(case, image.shape, spacing, known, digest.digest())]
+
+
+def _unreadable(paths: Sequence[Path]) -> dict[Path, str]:
+    """The reasons of those that cannot be opened: a reader gives up at the first."""
+    reasons = {}
+    for path in paths:
+        try:
+            read_archive(path) if ending(path) in ARCHIVES else read_image(path)
+        except UnreadableFile as problem:
+            reasons[path] = problem.reason
+    return reasons
+
+
+def _wrong_numbers(dataset: Dataset, image: NDArray[Any]) -> Iterator[str]:
+    if image.dtype.kind == "f" and not np.isfinite(image).all():
+        yield f"holds NaN or infinity ({np.count_nonzero(~np.isfinite(image))} numbers)"
+    elif dataset.intensity == "colour" and image.dtype != np.uint8:
+        yield f"holds {image.dtype} numbers, but the set is one of pictures with 8 bits"
+    elif dataset.intensity == "unit" and (image.min() < 0 or image.max() > 1):
+        yield f"holds numbers from {image.min():g} to {image.max():g}, but the set's are scaled to 0 ... 1"
+
+
+def _labels(values: list[int]) -> str:
+    shown = ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
+    return f"label{'s' if len(values) > 1 else ''} {shown}"
+
+
+def _name(dataset: Dataset, files: Sequence[Path], case: Case) -> str:
+    return below(dataset.folder, files[0]) if len(files) == 1 else case.id
+
+
+def _unlike_the_others(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """Images cannot share a batch if they differ in channels or axes."""
+    kinds = Counter((about.shape[0], len(about.shape) - 1) for about in facts)
+    usual = max(kinds, key=lambda kind: kinds[kind], default=None)
+    for about in facts:
+        kind = about.shape[0], len(about.shape) - 1
+        if usual and kind != usual:
+            what = f"has {_kind(*kind)}, where most images have {_kind(*usual)}"
+            yield Finding("error", _name(dataset, about.case.images, about.case), what)
+
+
+def _kind(channels: int, axes: int) -> str:
+    return f"{channels} channel{'s' if channels > 1 else ''} in {axes}D"
+
+
+def _duplicates(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """The same image in two groups can end up in training and in testing."""
+    first: dict[bytes, Facts] = {}
+    for about in facts:
+        other = first.setdefault(about.digest, about)
+        if other.case.group != about.case.group:
+            names = [_name(dataset, case.images, case) for case in (about.case, other.case)]
+            yield Finding("warning", names[0], f"is the same image as one of another group ({names[1]})")

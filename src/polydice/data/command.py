@@ -1,0 +1,99 @@
+"""`polydice data`: what is in a folder, and whether it can be trained on."""
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from polydice.data.cases import DataError, Dataset
+from polydice.data.check import Facts, check, size, table
+from polydice.data.overview import overview
+from polydice.data.readers import open_dataset
+
+
+def data(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    layout: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
+) -> int:
+    """Looks at a data set before training: what it is, what is wrong with it, and a picture of a few cases.
+
+    Every case is opened once. The exit status is 1 if there are errors, 2 if the folder holds no data set, and else 0.
+
+    Args:
+        folder: where the data set is.
+        layout: cvc-clinicdb, kvasir-seg, acdc, synapse, decathlon or folder. If not given, it is recognised.
+        out: for overview.png, classes.csv, cases.csv, findings.csv. If not given, runs/data/ and the set's own name.
+    """
+    try:
+        dataset = open_dataset(folder, layout)
+        out = out or Path("runs", "data", folder.resolve().name)
+        out.mkdir(parents=True, exist_ok=True)
+    except (DataError, OSError) as problem:
+        print(f"polydice data: {problem}", file=sys.stderr)
+        return 2
+    findings, facts = check(dataset)
+    classes = _classes(dataset, facts)
+    errors = sum(finding.level == "error" for finding in findings)
+    print(f"{dataset.name}, {folder}\n{_described(dataset, facts)}\n")
+    print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}")
+    for _, name, pixels, share, cases in classes:
+        print(f"{name:<20}{pixels:>16,}{share:>10.3%}{cases:>8}")
+    print(f"\n{_plural(errors, 'error')}, {_plural(len(findings) - errors, 'warning')}")
+    if findings:
+        print(table(findings))
+    _write(out / "classes.csv", ("label", "class", "pixels", "share", "cases"), classes)
+    _write(out / "cases.csv", ("case", "group", "channels", "size", "spacing", *dataset.classes), map(_row, facts))
+    _write(out / "findings.csv", ("level", "where", "what"), findings)
+    overview(dataset, facts, out / "overview.png")
+    print(f"\n{out}: overview.png, classes.csv, cases.csv, findings.csv")
+    return 1 if errors else 0
+
+
+def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[tuple[int, str, int, float, int]]:
+    """Label, name, pixels, share of all pixels, and the number of cases, for each class."""
+    pixels = [sum(about.pixels[label] for about in facts) for label in range(len(dataset.classes))]
+    cases = [sum(about.pixels[label] > 0 for about in facts) for label in range(len(dataset.classes))]
+    total = max(1, sum(pixels))
+    shares = [round(count / total, 8) for count in pixels]
+    return list(zip(range(len(pixels)), dataset.classes, pixels, shares, cases, strict=True))
+
+
+def _described(dataset: Dataset, facts: Sequence[Facts]) -> str:
+    groups = len({case.group for case in dataset.cases})
+    told = [f"{_plural(len(dataset.cases), 'case')} in {_plural(groups, 'group')}"]
+    if len(facts) < len(dataset.cases):
+        told.append(f"{len(dataset.cases) - len(facts)} of them of no use")
+    if any(len(about.shape) == 4 for about in facts):
+        told.append(_plural(sum(about.shape[1] for about in facts if len(about.shape) == 4), "slice"))
+        known = [about.spacing for about in facts if about.spacing]
+        told.append(f"voxels of {_from_to(known)} mm" if known else "voxel sizes unknown")
+    if facts:
+        told.append(_from_to([about.shape[1:] for about in facts]))
+        told.append(
+            " or ".join(_plural(channels, "channel") for channels in sorted({about.shape[0] for about in facts}))
+        )
+    return ", ".join(told)
+
+
+def _from_to(shapes: Sequence[tuple[float, ...]]) -> str:
+    smallest, largest = min(shapes, key=prod), max(shapes, key=prod)
+    return size(smallest) if len(set(shapes)) == 1 else f"{size(smallest)} to {size(largest)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _row(about: Facts) -> tuple[object, ...]:
+    channels, *spatial = about.shape
+    return about.case.id, about.case.group, channels, size(spatial), size(about.spacing or ()), *about.pixels
+
+
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])

@@ -1,0 +1,205 @@
+"""One image file to an array: PNG, JPEG, TIFF, BMP, NIfTI, and HDF5 or NumPy archives that hold image and labels.
+
+Whatever a file does on the way, the only exception that leaves here is `UnreadableFile`.
+"""
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import h5py
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageSequence, UnidentifiedImageError
+
+from polydice.data.cases import DataError
+
+Array = NDArray[np.generic]
+Labels = NDArray[np.integer]
+Spacing = tuple[float, ...] | None
+
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+VOLUMES = (".nii.gz", ".nii")
+ARCHIVES = (".h5", ".hdf5", ".npz")
+PNG_END = b"IEND\xaeB`\x82"
+
+
+class UnreadableFile(DataError):  # noqa: N818, as it says what it is
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def ending(path: Path) -> str:
+    """The kind of a file by its name, in lower case.
+
+    >>> ending(Path("case.1.NII.GZ")), ending(Path("frame.png"))
+    ('.nii.gz', '.png')
+    """
+    name = path.name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else path.suffix.lower()
+
+
+def stem(path: Path) -> str:
+    """The name without its ending.
+
+    >>> stem(Path("case.1.nii.gz"))
+    'case.1'
+    """
+    return path.name[: len(path.name) - len(ending(path))]
+
+
+def below(folder: Path, path: Path) -> str:
+    """How a file of a set is called in what is told about the set.
+
+    >>> below(Path("set"), Path("set/images/1.png"))
+    'images/1.png'
+    """
+    return Path(relpath(path, folder)).as_posix()
+
+
+def read_image(path: Path) -> tuple[Array, Spacing]:
+    """The image `[channels, *spatial]` and the millimetres along each spatial axis, None where the file has none."""
+    with _reading(path):
+        if ending(path) in VOLUMES:
+            array, spacing = _volume(path)
+            return (array if array.ndim == 4 else array[None]), spacing
+        return _picture(path, palette=False), None
+
+
+def read_mask(path: Path) -> Labels:
+    """The labels `[*spatial]`, as the file holds them: 255 stays 255."""
+    with _reading(path):
+        if ending(path) in VOLUMES:
+            array = _volume(path)[0]
+            if array.ndim == 4 and len(array) != 1:
+                raise UnreadableFile(path, f"has {len(array)} channels: a mask holds one label per voxel")
+            return _integers(path, array[0] if array.ndim == 4 else array)
+        array = _picture(path, palette=True)
+        if (array != array[:1]).any():
+            raise UnreadableFile(path, "is coloured: a mask holds one label per pixel, not colours")
+        return _integers(path, array[0])
+
+
+def read_archive(path: Path) -> tuple[Array, Labels]:
+    """The arrays `image` `[1, *spatial]` and `label` `[*spatial]` of an HDF5 or NumPy archive."""
+    with _reading(path):
+        if ending(path) == ".npz":
+            with ZipFile(path), np.load(path) as archive:  # NumPy takes what is no archive for a pickle
+                found = {key: archive[key] for key in ("image", "label") if key in archive}
+                keys = list(archive)
+        else:
+            with h5py.File(path) as archive:
+                found = {key: archive[key][()] for key in ("image", "label") if key in archive}
+                keys = list(archive)
+        if len(found) < 2:
+            raise UnreadableFile(path, f"must hold 'image' and 'label', but holds {', '.join(keys) or 'nothing'}")
+        return found["image"][None], _integers(path, found["label"])
+
+
+def tally(labels: Labels) -> dict[int, int]:
+    """How many pixels hold each value.
+
+    >>> tally(np.array([[0, 0], [0, 7]]))
+    {0: 3, 7: 1}
+    """
+    total: Counter[int] = Counter()
+    flat = labels.reshape(-1)
+    for start in range(0, flat.size, 2**22):  # a part at a time, as bincount makes 8 bytes of each label
+        part = flat[start : start + 2**22]
+        if part.min() >= 0 and part.max() < 2**16:
+            counts = np.bincount(part)
+            values = np.flatnonzero(counts)
+            counts = counts[values]
+        else:
+            values, counts = np.unique(part, return_counts=True)
+        total.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return dict(sorted(total.items()))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableFile:
+        raise
+    except Exception as error:  # decoders raise anything, SyntaxError and struct.error among them
+        raise UnreadableFile(path, _reason(path, error)) from error
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if not path.is_file():
+        return "is not there"
+    if path.stat().st_size == 0:
+        return "is empty"
+    if isinstance(error, UnidentifiedImageError | BadZipFile):
+        return f"is not {ending(path)}, or damaged"
+    told = " ".join(str(error).split())
+    return f"is damaged or truncated: {told}" if isinstance(error, EOFError | zlib.error) else f"cannot be read: {told}"
+
+
+def _picture(path: Path, palette: bool) -> Array:
+    """`[channels, y, x]`, or `[channels, page, y, x]` of a TIFF with several pages."""
+    content = path.read_bytes()
+    with Image.open(BytesIO(content)) as image:
+        if image.format == "PNG" and PNG_END not in content:  # Pillow does not mind, as long as all pixels are there
+            raise UnreadableFile(path, "is truncated: its end is missing")
+        pages = ImageSequence.Iterator(image) if image.format == "TIFF" else [image]
+        arrays = [np.asarray(_plain(page, palette)) for page in pages]
+    if len({array.shape for array in arrays}) > 1:
+        raise UnreadableFile(path, f"has {len(arrays)} pages of different sizes")
+    array = np.stack(arrays) if len(arrays) > 1 else arrays[0]
+    colours = array.ndim == (4 if len(arrays) > 1 else 3)
+    return np.ascontiguousarray(np.moveaxis(array, -1, 0)) if colours else array[None]
+
+
+def _plain(image: Image.Image, palette: bool) -> Image.Image:
+    """Grey or RGB; a mask keeps the indices of its palette, which are the labels."""
+    if image.mode == "1" or image.mode == "LA":
+        return image.convert("L")
+    if (image.mode == "P" and palette) or image.mode in ("L", "RGB", "I", "F") or image.mode.startswith("I;"):
+        return image
+    return image.convert("RGB")
+
+
+def _volume(path: Path) -> tuple[Array, Spacing]:
+    """`[z, y, x]`, or `[channels, z, y, x]`: a NIfTI's axes turned round, nothing else."""
+    content = path.read_bytes()
+    if ending(path) == ".nii.gz":
+        content = gzip.decompress(content)  # to its end, so that its checksum is looked at
+    second = b"\x00\x00\x02\x1c" in (content[:4], content[:4][::-1])  # 540, the length of a NIfTI-2 header
+    image = (nib.Nifti2Image if second else nib.Nifti1Image).from_bytes(content)
+    array = np.asanyarray(image.dataobj)
+    if array.ndim == 5 and array.shape[3] == 1:  # vectors, as ITK writes channels
+        array = array[:, :, :, 0]
+    if array.dtype.fields or array.ndim not in (2, 3, 4):
+        raise UnreadableFile(path, f"must hold numbers along 2, 3 or 4 axes: {image.shape} {array.dtype}")
+    header: Any = image.header
+    zooms = tuple(float(zoom) for zoom in header.get_zooms()[: min(array.ndim, 3)])
+    # An identity matrix without a unit is what is written where nothing is known.
+    lost = np.array_equal(image.affine, np.eye(4)) and header.get_xyzt_units()[0] == "unknown"
+    known = not lost and all(np.isfinite(zoom) and zoom > 0 for zoom in zooms)
+    return array.T, zooms[::-1] if known else None
+
+
+def _integers(path: Path, array: Array) -> Labels:
+    if array.size == 0:
+        raise UnreadableFile(path, "holds no pixel")
+    if array.dtype == bool:
+        return array.astype(np.uint8)
+    if np.issubdtype(array.dtype, np.integer):
+        return array  # type: ignore[return-value]
+    if not np.isfinite(array).all() or not np.array_equal(array, np.rint(array)):
+        raise UnreadableFile(path, "holds fractions, NaN or infinity: a mask holds whole numbers")
+    return array.astype(np.int32)

@@ -1,0 +1,116 @@
+"""Medical Segmentation Decathlon and nnU-Net: a folder with dataset.json, imagesTr and labelsTr.
+
+The Decathlon has one file for all channels of a case, and a list of its cases. Version 1 of nnU-Net has the list, and a
+file for each channel, CASE_0000 and so on. Version 2 has no list.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
+from polydice.data.files import UnreadableFile, ending, read_image, read_mask, stem
+from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
+
+CHANNEL = re.compile(r"(.+)_\d{4}")
+COLOURS = {"r", "g", "b", "red", "green", "blue", "rgb", "rgb_to_0_1", "colour", "color", "photo"}
+
+
+def find_decathlon(folder: Path) -> Dataset | None:
+    images, masks, description = inside(folder, "imagesTr"), inside(folder, "labelsTr"), folder / "dataset.json"
+    if not images or not masks or not description.exists():
+        return None
+    try:
+        about = json.loads(description.read_text(encoding="utf-8-sig"))
+        classes = _classes(about["labels"])
+        channels = [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
+        listed = [(folder / case["image"], folder / case["label"]) for case in about.get("training", ())]
+    except DataError as problem:
+        raise DataError(f"{description}: {problem}") from problem
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:
+        raise DataError(f"{description} is not as the Decathlon or nnU-Net write it: {problem!r}") from problem
+    intensity = _intensity(channels)
+    cases, findings = _cases(folder, images, masks, listed, len(channels), colour=intensity == "colour")
+    if intensity != "ct" and "ct" in channels:
+        what = f"mixes CT with other channels ({', '.join(channels)}): all are scaled by their minimum and maximum"
+        findings.append(warning(folder, description, what))
+    name = str(about.get("name") or folder.resolve().name)
+    return Dataset(name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings))
+
+
+def read_channels(case: Case) -> Sample:
+    """The channels of an image, from one file or a file each, and its labels."""
+    images = [read_image(path) for path in case.images]
+    (first, spacing), *_ = images
+    for path, (image, _) in zip(case.images, images, strict=True):
+        if image.shape[1:] != first.shape[1:]:
+            what = f"is {image.shape[1:]} in size, but {case.images[0].name} is {first.shape[1:]}"
+            raise UnreadableFile(path, what)
+    return Sample(np.concatenate([image for image, _ in images]), read_mask(case.masks[0]), spacing)
+
+
+def _classes(labels: dict[str, Any]) -> tuple[str, ...]:
+    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does."""
+    for name, number in labels.items():
+        if isinstance(number, list):
+            raise DataError(f"{name!r} is a region, {number}: regions overlap, but here a pixel has one label")
+        if name == "ignore":
+            raise DataError("an ignore label is not supported: a pixel without a label cannot be trained on here")
+    numbered = all(map(str.isdecimal, labels))
+    names = {int(key if numbered else value): value if numbered else key for key, value in labels.items()}
+    if sorted(names) != list(range(len(names))) or len(names) < 2:
+        raise DataError(f"labels must be numbered 0, 1, 2 and so on, at least two: {sorted(names)}")
+    return tuple(str(names[number]) for number in sorted(names))
+
+
+def _intensity(channels: list[str]) -> Intensity:
+    if set(channels) == {"ct"}:
+        return "ct"
+    return "colour" if set(channels) <= COLOURS else "mr"
+
+
+def _cases(
+    folder: Path, images: Path, masks: Path, listed: list[tuple[Path, Path]], channels: int, colour: bool
+) -> tuple[list[Case], list[Finding]]:
+    files = {path for place in (images, masks) for path in files_in(place) if ending(path) in IMAGES}
+    if colour and not any(stem(path).endswith("_0001") for path in files):
+        channels = 1  # a colour picture is one file, whatever dataset.json calls its channels
+    why = "dataset.json lists it" if listed else "other files of its case are"
+    cases, findings, used = [], [], set()
+    for image, mask in listed or _on_disk(images, masks):
+        needed = _parts(image, channels)
+        used |= {*needed, mask}
+        missing = [path for path in (*needed, mask) if not path.exists()]
+        findings += [error(folder, path, f"is not there, but {why}") for path in missing]
+        if not missing:
+            cases.append(Case(stem(mask), stem(mask), needed, (mask,)))
+    extra = "is not listed in dataset.json" if listed else "is no channel that dataset.json names"
+    findings += [error(folder, path, extra) for path in sorted(files - used)]
+    return sorted(cases, key=lambda case: case.id), findings
+
+
+def _parts(image: Path, channels: int) -> tuple[Path, ...]:
+    """The files of an image: itself, or one for each channel."""
+    kind = image.name.removeprefix(stem(image))
+    parts = tuple(image.with_name(f"{stem(image)}_{channel:04d}{kind}") for channel in range(channels))
+    return (image,) if image.exists() or not any(part.exists() for part in parts) else parts
+
+
+def _on_disk(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    """The cases that images or masks speak of, as a list would have them."""
+    kinds = {stem(path): path.name.removeprefix(stem(path)) for path in files_in(masks) if ending(path) in IMAGES}
+    for path in files_in(images):
+        channel = CHANNEL.fullmatch(stem(path))
+        if ending(path) in IMAGES and stem(path) not in kinds:
+            kinds.setdefault(channel[1] if channel else stem(path), path.name.removeprefix(stem(path)))
+    return [(images / (case + kind), masks / (case + kind)) for case, kind in sorted(kinds.items())]
+
+
+DECATHLON = Layout(
+    "decathlon",
+    "dataset.json, imagesTr/ and labelsTr/, of the Medical Segmentation Decathlon or nnU-Net",
+    find_decathlon,
+)

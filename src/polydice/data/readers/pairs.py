@@ -1,0 +1,72 @@
+"""A folder of images and a folder of masks: which belong together, and how black and white masks become labels."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from scipy import ndimage
+
+from polydice.data.cases import Case, Finding, Sample
+from polydice.data.files import PICTURES, VOLUMES, Array, Labels, ending, read_image, read_mask, stem
+from polydice.data.readers.layout import by_case, files_in, pair_up
+
+MASK_SUFFIX = re.compile(r"[_-](mask|segmentation|seg|label|gt)$", re.IGNORECASE)
+READ, EXPECTED = PICTURES + VOLUMES, "PNG, JPEG, TIFF, BMP or NIfTI"
+THRESHOLD, WHITE = 127, 239  # JPEG makes 255 a little darker
+LIKENESS = 3  # grey levels
+
+
+def same_names(folder: Path, images: Path, masks: Path) -> tuple[list[Case], list[Finding]]:
+    """Images and masks of the same name, but for a suffix of the mask's; each case is a group of its own."""
+
+    def image_case(path: Path) -> str | None:
+        return stem(path) if ending(path) in READ else None
+
+    def mask_case(path: Path) -> str | None:
+        name = image_case(path)
+        return name if name is None or name in found.of else MASK_SUFFIX.sub("", name)
+
+    found = by_case(folder, files_in(images), image_case, EXPECTED)
+    return pair_up(folder, found, by_case(folder, files_in(masks), mask_case, EXPECTED), group=str)
+
+
+def read_labels(case: Case) -> Sample:
+    """An image file and a mask file that holds labels."""
+    image, spacing = read_image(case.images[0])
+    return Sample(image, read_mask(case.masks[0]), spacing)
+
+
+def read_two_classes(case: Case) -> Sample:
+    """An image file and a mask file that is black and white, or holds labels 0 and 1."""
+    image, mask, spacing, _ = read_labels(case)
+    jpeg = ending(case.masks[0]) in (".jpg", ".jpeg")
+    labels, cut = two_classes(mask, image, jpeg)
+    why = "is smeared by JPEG" if jpeg else "has values between 0 and 255"
+    return Sample(image, labels, spacing, f"{why}: foreground is > {THRESHOLD}" if cut else "")
+
+
+def two_classes(mask: Labels, image: Array, jpeg: bool) -> tuple[Labels, bool]:
+    """A mask of 0 and 255 to labels 0 and 1, and whether values in between were cut at the threshold; `image`
+    `[channels, *spatial]`. A mask that stays at or below the threshold holds labels already.
+
+    A patch of some other value is not cut, but keeps it as a label, for the check to find: neither compression nor soft
+    edges make such patches. An image that shines through its mask does, as in the dark margins of CVC-ClinicDB; but
+    then the value is about the image's own.
+    """
+    if mask.max() <= THRESHOLD:
+        return mask, False
+    labels = (mask > THRESHOLD).astype(mask.dtype)
+    between = (mask > 0) & (mask < 255)
+    if not between.any():
+        return labels, False
+    width, spread = (5, 4) if jpeg else (3, 0)
+    low, high = ndimage.minimum_filter(mask, width), ndimage.maximum_filter(mask, width)
+    flat = (low > 1) & (high < WHITE) & (high - low <= spread)
+    patches, count = ndimage.label(ndimage.binary_dilation(flat, np.ones((width,) * mask.ndim)))
+    if count:
+        grey = image.mean(0) if image.shape[1:] == mask.shape else np.inf
+        cores, every = np.where(flat, patches, 0), np.arange(1, count + 1)
+        unlike = ndimage.median(np.abs(grey - mask), patches, every) > LIKENESS
+        foreign = np.concatenate([[0], np.where(unlike, ndimage.median(mask, cores, every), 0)])[patches]
+        labels = np.where(foreign > 0, foreign, labels).astype(mask.dtype)
+    return labels, bool((between & (labels <= 1)).any())

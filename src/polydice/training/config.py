@@ -1,0 +1,127 @@
+"""The settings of a training run. Reading them takes no torch, so that `polydice train --help` answers at once."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+# Where a run lies and how it is watched: these may differ when it is resumed.
+CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training run. The defaults are the paper's: SGD, 200 epochs, batches of 24 images of 224 x 224."""
+
+    data: Path
+    """Folder of the data set."""
+    out: Path
+    """Folder of the run: history, checkpoints, weights, result."""
+    layout: str | None = None
+    """The data set's layout, if it is not to be recognised."""
+    cache: Path = Path.home() / ".cache" / "polydice"
+    """Where prepared data sets are kept."""
+
+    size: int = 224
+    """2D: pixels along both edges."""
+    spacing: tuple[float, float, float] | None = None
+    """3D: millimetres between voxels (z, y, x). If not given, the median of the set."""
+    patch: tuple[int, int, int] | None = None
+    """3D: voxels of a patch (z, y, x). If not given, what holds most of the volumes, up to 96 along an edge."""
+
+    split: Literal["grouped", "contiguous", "random"] = "grouped"
+    """How the cases are cut into parts: grouped never splits a patient or video sequence."""
+    folds: int = 5
+    """Number of parts."""
+    fold: int = 0
+    """The part to test on; the next one validates, the others train."""
+    split_seed: int = 0
+    """Seed of a random split."""
+
+    model: Literal["unet", "transunet", "unet3d"] = "unet"
+    """The network. unet3d trains on volumes, the others on images and slices."""
+    width: int | None = None
+    """Features of the network's first level, if not its own default."""
+    depth: int | None = None
+    """How often the network halves the resolution, if not its own default."""
+    norm: Literal["batch", "instance"] | None = None
+    """The U-Net's normalisation, if not by batch."""
+    deep_supervision: bool = False
+    """The U-Net's coarser levels are trained too, each with half the weight of the one before."""
+    pretrained: Path | None = None
+    """transunet: the official R50+ViT-B_16.npz, or a timm vit_base_r50_s16 state."""
+
+    loss: str = "PolyDice1Loss(epsilon=0.5, batch=True)"
+    """As in Python: "PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()"."""
+    adapt_kappa: bool = True
+    """The κ of a t-vMF loss follows the validation: 32 times each class's Dice."""
+
+    epochs: int = 200
+    batch: int | None = None
+    """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
+    rate: float = 0.01
+    """Learning rate of the first step; it falls to 0 by the last."""
+    power: float = 0.9
+    """The rate falls as (1 - step/steps)^power."""
+    momentum: float = 0.9
+    decay: float = 1e-4
+    """Weight decay."""
+    clip: float | None = None
+    """Largest norm of a step's gradient."""
+    rotation: float | None = None
+    """Degrees: turned uniformly in ± that. If not given 90 in 2D, 15 in 3D."""
+    flip: float = 0.5
+    """Probability of a flip."""
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    """How 2D images are turned; labels always take the nearest pixel."""
+    seed: int = 0
+    """Of weights, order and augmentation."""
+
+    validate_every: int = 1
+    """Epochs between validations; the last epoch always has one."""
+    surfaces: bool = True
+    """Test with HD95 and surface Dice too."""
+    device: str | None = None
+    """cpu, cuda or cuda:N. If not given, a GPU where there is one."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
+    compile: bool | None = None
+    """torch.compile. If not given, on a GPU."""
+    save_every: float = 60.0
+    """Seconds between checkpoints, which are saved after an epoch."""
+    resume: bool = False
+    """Go on with the run that the folder holds."""
+    track: Literal["none", "tensorboard"] = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "validate_every", "size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1: {getattr(self, name)}")
+        if not 0 <= self.fold < self.folds:
+            raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
+        if self.rate <= 0 or self.momentum < 0 or self.decay < 0 or (self.clip is not None and self.clip <= 0):
+            raise ValueError("rate and clip must be positive, momentum and decay not negative")
+
+    @property
+    def dims(self) -> Literal[2, 3]:
+        return 3 if self.model == "unet3d" else 2
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """What `polydice.models.build` is given beside channels and classes."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("width", "depth", "norm")}
+        if self.model == "transunet":
+            options["size"] = self.size
+        if self.deep_supervision:
+            options["deep_supervision"] = True
+        return {name: value for name, value in options.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return found
+
+    def differences(self, saved: dict[str, Any]) -> list[str]:
+        """What these settings say otherwise than saved ones, apart from circumstances."""
+        mine = self.to_json()
+        names = [field.name for field in fields(self) if field.name not in CIRCUMSTANCES]
+        return [f"{name} {saved.get(name)!r} -> {mine[name]!r}" for name in names if saved.get(name) != mine[name]]

@@ -1,0 +1,41 @@
+"""A loss written as one writes it in Python, from a command line or a recipe."""
+
+import ast
+from typing import Any
+
+import polydice
+from polydice.base import Loss, LossSum
+
+LOSSES: dict[str, type[Loss]] = {
+    name: getattr(polydice, name) for name in polydice.__all__ if name.endswith("Loss")
+}  # fmt: skip
+
+
+def parse_loss(text: str) -> Loss | LossSum:
+    """The loss that `text` spells: calls with literal arguments, added up, each times a number or not. Nothing is run.
+
+    >>> parse_loss("PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()")
+    PolyDice1Loss(epsilon=0.2, batch=True) + 0.5 * CrossEntropyLoss()
+    """
+    try:
+        loss = _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"loss {text!r}: {error}") from error
+    if not isinstance(loss, Loss | LossSum):
+        raise ValueError(f"loss {text!r} is no loss; the losses are {', '.join(LOSSES)}")
+    return loss
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.BinOp(left, ast.Add(), right):
+            return _value(left) + _value(right)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _value(left) * _value(right)
+        case ast.Call(ast.Name(name), given, named):
+            if name not in LOSSES:
+                raise ValueError(f"{name} is none of {', '.join(LOSSES)}")
+            arguments = {word.arg or "**": ast.literal_eval(word.value) for word in named}
+            return LOSSES[name](*map(ast.literal_eval, given), **arguments)
+        case _:
+            return ast.literal_eval(node)

@@ -1,0 +1,227 @@
+"""From images and a trained network to label maps on the images' own grids."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from polydice.data.augment import as_float
+from polydice.data.cases import DataError, Intensity, Sample
+from polydice.data.files import UnreadableFile
+from polydice.data.parallel import in_parallel
+from polydice.data.prepare import Preparation, _grid
+from polydice.data.resample import resample_image, to_unit
+from polydice.models import build
+from polydice.training import label_files
+from polydice.training.checkpoint import CheckpointError, load_weights
+from polydice.training.inference import OVERLAP, Network
+from polydice.training.label_files import Job
+from polydice.training.overlay import overlay as drawn
+
+BEST = "best.safetensors"
+READERS = 4  # threads that read and prepare ahead; each may hold a volume
+
+
+class NotAllDoneError(DataError):
+    """Some inputs could not be used: a line for each. The label maps of all the others are written."""
+
+    def __init__(self, problems: Sequence[str], written: Sequence[Path]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems, self.written = tuple(problems), tuple(written)
+
+
+def predict(
+    checkpoint: Path,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    overlay: bool = False,
+    flips: bool = False,
+    device: str | None = None,
+    batch: int = 8,
+) -> list[Path]:
+    """Writes a label map into `out` for each image, in the image's own size, geometry and format; returns their paths.
+
+    `checkpoint` is a file of weights, or the folder of a run. `inputs` are files and folders of them. With `overlay` a
+    PNG beside each label map shows it on the image; `flips` averages the logits over all flips of the image.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1: {batch}")
+    predictor = load(checkpoint, device, flips)
+    jobs = label_files.jobs(inputs, out, predictor.channels > 1 and predictor.intensity != "colour", overlay)
+    out.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    written = []
+    for scan in _labelled(predictor, _scans(predictor, jobs, problems.append), batch):
+        label_files.write(scan.labels, scan.job)
+        if overlay:
+            label_files.replace(scan.job.overlay, label_files.encoded(_overlay(scan, predictor), "PNG"))
+        written.append(scan.job.target)
+    if problems:
+        raise NotAllDoneError(problems, written)
+    return written
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained network, and what its images were like."""
+
+    network: Network  # [B, channels, *spatial] to logits [B, classes, *spatial]
+    channels: int
+    classes: tuple[str, ...]
+    intensity: Intensity
+    settings: Preparation
+    flips: bool = False
+
+    def prepared(self, image: NDArray[Any], spacing: tuple[float, ...] | None) -> NDArray[Any]:
+        """`[channels, *spatial]` to `[items, channels, *spatial]`, exactly as in training: an item is an image, a slice
+        of a volume or, in 3D, a volume."""
+        shape = _grid(Sample(image, np.broadcast_to(np.uint8(0), image.shape[1:]), spacing), self.settings)
+        unit = to_unit(image, self.intensity, self.settings.window)
+        on_grid = np.stack([resample_image(channel, shape) for channel in unit])
+        return on_grid.swapaxes(0, 1) if self.settings.dims == 2 and len(shape) == 3 else on_grid[None]
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """`[B, channels, *spatial]` to `[B, classes, *spatial]`, float32 on the device."""
+        images = as_float(images.to(self.network.device))
+        axes = range(2, images.ndim)
+        every = [flip for count in range(len(axes) + 1) for flip in combinations(axes, count)]
+        flips = every if self.flips else every[:1]  # the first turns nothing round
+        total = sum(self.network(images.flip(flip)).float().flip(flip) for flip in flips)
+        assert isinstance(total, Tensor)  # of at least one
+        return total / len(flips)
+
+    @torch.inference_mode()
+    def volume_labels(self, volume: Tensor, shape: Sequence[int], batch: int) -> NDArray[np.uint8]:
+        """The label map, on a grid of `shape`, of a volume `[channels, *spatial]` that is looked at through windows.
+
+        Neighbouring windows overlap, and each counts most in its middle. The volume's logits are kept on the CPU and
+        brought to the grid slice by slice, so that they need not fit into memory there.
+        """
+        from monai.inferers.utils import sliding_window_inference
+
+        patch = self.network.patch or volume.shape[1:]
+        logits = sliding_window_inference(
+            as_float(volume)[None], patch, batch, self.logits, OVERLAP,
+            mode="gaussian", sw_device=self.network.device, device="cpu",
+        )[0]  # fmt: skip
+        depth, planes = logits.shape[1], []
+        for z in range(shape[0]):
+            centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
+            below, above = logits[:, int(centre)], logits[:, min(int(centre) + 1, depth - 1)]
+            planes.append(plane_labels(torch.lerp(below, above, centre % 1).to(self.network.device), shape[1:]))
+        return np.stack(planes)
+
+
+def plane_labels(logits: Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
+    """The label map of logits `[classes, y, x]`, which are brought to a grid of `shape` first: its borders are smooth.
+
+    Both grids cover the same rectangle, as in `polydice.data.resample`.
+    """
+    own = F.interpolate(logits[None], tuple(shape), mode="bilinear", align_corners=False)
+    return own[0].argmax(0).byte().cpu().numpy()
+
+
+def load(checkpoint: Path, device: str | None = None, flips: bool = False) -> Predictor:
+    """What a training run has saved: its folder, or a file of weights in it. `device=None` takes a GPU if it can."""
+    path = checkpoint / BEST if checkpoint.is_dir() else checkpoint
+    weights, about = load_weights(path)
+    try:
+        model, settings = about["model"], {name: _tuple(value) for name, value in about["preparation"].items()}
+        module = build(model["name"], model["channels"], model["classes"], **model["options"])
+        module.load_state_dict(weights)
+        patch, classes, intensity = _tuple(about["patch"]), tuple(about["classes"]), about["intensity"]
+        preparation = Preparation(**settings)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
+    network = Network(module.eval().to(_device(device)), patch, compile=False)
+    return Predictor(network, model["channels"], classes, intensity, preparation, flips)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        return torch.empty(0, device=name or ("cuda" if torch.cuda.is_available() else "cpu")).device
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+class _Scan(NamedTuple):
+    """An image on its way to a label map."""
+
+    job: Job
+    image: NDArray[Any]  # [channels, *spatial] as in the file
+    items: NDArray[Any]  # [items, channels, *spatial] as the network takes it
+    labels: NDArray[np.uint8]  # [*spatial], to be filled
+
+
+def _scans(predictor: Predictor, jobs: Sequence[Job], tell: Callable[[str], None]) -> Iterator[_Scan]:
+    """The images that can be read, a few ahead; of the others it tells why not."""
+
+    def read(job: Job) -> _Scan | str:
+        try:
+            image, spacing = label_files.read(job)
+            image = _with_channels(image, predictor)
+            return _Scan(job, image, predictor.prepared(image, spacing), np.empty(image.shape[1:], np.uint8))
+        except UnreadableFile as problem:
+            return str(problem)
+        except DataError as problem:
+            return f"{job.files[0]}: {problem}"
+
+    with contextlib.closing(in_parallel(read, jobs, "predicting", READERS)) as coming:
+        for scan in coming:
+            if isinstance(scan, str):
+                tell(scan)
+            else:
+                yield scan
+
+
+def _with_channels(image: NDArray[Any], predictor: Predictor) -> NDArray[Any]:
+    """A grey picture is as good as a coloured one; anything else must have the channels that the network takes."""
+    given, wanted = len(image), predictor.channels
+    if predictor.settings.dims == 3 and image.ndim == 3:
+        raise DataError("it is a single image, but the network takes volumes")
+    if predictor.intensity == "colour" and (given, wanted) == (1, 3):
+        return image.repeat(3, axis=0)
+    if given != wanted:
+        more = ", in one file or as CASE_0000, CASE_0001, ..." if wanted > 1 and predictor.intensity != "colour" else ""
+        raise DataError(f"it has {given} channel{'s' * (given > 1)}, but the network takes {wanted}{more}")
+    return image
+
+
+def _labelled(predictor: Predictor, scans: Iterable[_Scan], batch: int) -> Iterator[_Scan]:
+    """Each scan when its labels are filled. Slices and images of all sizes share batches: the network's size is one."""
+    if predictor.settings.dims == 3:
+        for scan in scans:
+            scan.labels[:] = predictor.volume_labels(torch.from_numpy(scan.items[0]), scan.labels.shape, batch)
+            yield scan
+        return
+    items = ((scan, index) for scan in scans for index in range(len(scan.items)))
+    while chunk := list(islice(items, batch)):
+        images = torch.from_numpy(np.stack([scan.items[index] for scan, index in chunk]))
+        for (scan, index), logits in zip(chunk, predictor.logits(images), strict=True):
+            planes = scan.labels.reshape(-1, *scan.labels.shape[-2:])
+            planes[index] = plane_labels(logits, planes.shape[1:])
+            if index == len(planes) - 1:
+                yield scan
+
+
+def _overlay(scan: _Scan, predictor: Predictor) -> Any:
+    """Of a volume, the slice with most foreground."""
+    planes = scan.labels.reshape(-1, *scan.labels.shape[-2:])
+    best = int(np.count_nonzero(planes, axis=(1, 2)).argmax())
+    image = scan.image.reshape(len(scan.image), *planes.shape)[:, best]
+    title = f"slice {best + 1} of {len(planes)}" if scan.labels.ndim == 3 else ""
+    return drawn(to_unit(image, predictor.intensity, predictor.settings.window), planes[best], predictor.classes, title)

@@ -1,0 +1,225 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+
+from polydice.data.cases import Case, Dataset, Finding, Sample
+from polydice.data.check import check, table
+from polydice.data.readers import open_dataset
+from tests.data import write
+from tests.data.conftest import RealSet
+
+NUMBERS = np.random.default_rng(0)
+
+
+def some_of(real: Path, copy: Path, cases: int) -> Dataset:
+    """A writable copy of a few cases of a real set, spread over it."""
+    dataset = open_dataset(real)
+    chosen = [dataset.cases[i] for i in np.linspace(0, len(dataset.cases) - 1, cases).astype(int)]
+    for path in (path for case in chosen for path in case.files):
+        (copy / path.relative_to(real)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy / path.relative_to(real))
+    if (real / "dataset.json").exists():
+        about = json.loads((real / "dataset.json").read_text())
+        kept = {path.relative_to(real) for case in chosen for path in case.masks}
+        about["training"] = [listed for listed in about["training"] if Path(listed["label"]) in kept]
+        (copy / "dataset.json").write_text(json.dumps(about))
+    return open_dataset(copy)
+
+
+def change(path: Path, how: Callable[[np.ndarray], np.ndarray]) -> None:
+    """The array of a mask file, changed; a volume's slices come last."""
+    if path.suffix == ".gz":
+        volume = nib.load(path)
+        nib.save(nib.Nifti1Image(how(np.asanyarray(volume.dataobj).copy()), volume.affine), path)
+    else:
+        Image.fromarray(how(np.array(Image.open(path)))).save(path)
+
+
+def with_label_7(mask: np.ndarray) -> np.ndarray:
+    mask[4:12, 4:12] = 7
+    return mask
+
+
+@pytest.mark.parametrize("name", ["cvc-clinicdb", "kvasir-seg", "acdc", "Task04_Hippocampus"])
+def test_a_damaged_copy_of_a_real_set_is_reported_completely(name: str, real_set: RealSet, tmp_path: Path) -> None:
+    copy = some_of(real_set(name), tmp_path / name, cases=12)
+    assert [finding for finding in check(copy).findings if finding.level == "error"] == []
+    truncated, lost, resized, labelled, renamed = (copy.cases[i] for i in (1, 3, 5, 7, 9))
+    truncated.images[0].write_bytes(truncated.images[0].read_bytes()[:1500])
+    lost.masks[0].unlink()
+    change(resized.masks[0], lambda mask: mask[:-3])
+    change(labelled.masks[0], with_label_7)
+    new_name = renamed.images[0].with_name("new_name" + "".join(renamed.images[0].suffixes))
+    renamed.images[0].rename(new_name)
+
+    again = open_dataset(copy.folder)
+    findings, facts = check(again)
+    errors = {finding.where: finding.what for finding in findings if finding.level == "error"}
+    # A list of files misses a file itself; where there is none, its partner does.
+    listed = name == "Task04_Hippocampus"
+    expected = {
+        truncated.images[0]: "truncated",
+        lost.masks[0] if listed else lost.images[0]: "is not there" if listed else "has no mask",
+        resized.masks[0]: "but its image",
+        labelled.masks[0]: "has label 7, outside the classes",
+        new_name: "is not",
+        renamed.images[0] if listed else renamed.masks[0]: "is not there" if listed else "has no image",
+    }
+    if name in ("cvc-clinicdb", "kvasir-seg"):
+        expected[new_name] = "has no mask"
+    assert set(errors) == {path.relative_to(copy.folder).as_posix() for path in expected}
+    for path, what in expected.items():
+        assert what in errors[path.relative_to(copy.folder).as_posix()]
+        assert path.relative_to(copy.folder).as_posix() in table(findings)
+    assert len(facts) == 12 - 4, "all but those that could not be read or paired"
+
+
+@pytest.mark.parametrize("value", [2, 7, 128, 200])
+def test_a_foreign_label_in_any_real_mask_is_named(value: int, real_set: RealSet, tmp_path: Path) -> None:
+    """Wherever it is put, among values that the mask has by itself too."""
+    copy = some_of(real_set("cvc-clinicdb"), tmp_path, cases=20)
+    for case in copy.cases:
+        y, x = NUMBERS.integers(0, 250), NUMBERS.integers(0, 350)
+        change(case.masks[0], lambda mask, y=y, x=x: np.where(_patch(mask, y, x), np.uint8(value), mask))
+    errors = {finding.where for finding in check(copy).findings if finding.level == "error"}
+    assert errors == {case.masks[0].relative_to(tmp_path).as_posix() for case in copy.cases}
+
+
+def _patch(mask: np.ndarray, y: int, x: int) -> np.ndarray:
+    inside = np.zeros(mask.shape, bool)
+    inside[y : y + 9, x : x + 9] = True
+    return inside
+
+
+def numbers(case: Case) -> Sample:
+    """A case by its name, made up."""
+    image = np.full((1, 4, 6), int(case.id), np.float32)
+    labels = np.tile(np.arange(2, dtype=np.uint8), (4, 3))
+    match case.id:
+        case "1":
+            image = np.repeat(image, 3, axis=0)
+        case "2":
+            image[0, 0, :2] = np.nan, np.inf
+        case "3":
+            labels[:] = 0
+        case "4":
+            labels[0, :3] = 5, 6, 6
+        case "5" | "6":
+            image[:] = 56
+        case "7":
+            return Sample(image, labels, None, "is odd (7)")
+    return Sample(image, labels, None)
+
+
+def made_up(read: Callable[[Case], Sample], cases: int, **options: Any) -> Dataset:
+    folder = Path("set")
+    made = [Case(f"{i}", f"{i // 2}", (folder / f"{i}.png",), (folder / f"{i}_mask.png",)) for i in range(cases)]
+    return Dataset("set", folder, ("background", "blob"), "mr", tuple(made), read, **options)
+
+
+def test_everything_odd_about_a_case_is_said() -> None:
+    findings, facts = check(made_up(numbers, 10, findings=(Finding("warning", "notes.txt", "is not read"),)), workers=2)
+    assert findings == [
+        ("error", "1.png", "has 3 channels in 2D, where most images have 1 channel in 2D"),
+        ("error", "2.png", "holds NaN or infinity (2 numbers)"),
+        ("error", "4_mask.png", "has labels 6, 5, outside the classes 0 to 1 (3 pixels)"),
+        ("warning", "3_mask.png", "is empty: background only"),
+        ("warning", "6.png", "is the same image as one of another group (5.png)"),
+        ("warning", "7_mask.png", "is odd (7)"),
+        ("warning", "notes.txt", "is not read"),
+    ]
+    assert [about.case.id for about in facts] == [str(i) for i in range(10)]
+    assert facts[0].pixels == (12, 12)
+    assert facts[4].pixels == (10, 11)
+
+
+def test_both_files_of_a_case_can_be_damaged(tmp_path: Path) -> None:
+    for name in ("images/a.png", "masks/a.png", "images/b.png", "masks/b.png"):
+        write.picture(tmp_path / name, NUMBERS.integers(0, 2, (4, 6), dtype=np.uint8))
+    for name in ("images/a.png", "masks/a.png"):
+        (tmp_path / name).write_bytes(b"")
+    findings, _ = check(open_dataset(tmp_path))
+    assert findings == [("error", "images/a.png", "is empty"), ("error", "masks/a.png", "is empty")]
+
+
+def test_numbers_that_do_not_fit_the_kind_of_set(tmp_path: Path) -> None:
+    for name, image in (("a", np.zeros((4, 6), np.uint8)), ("b", np.ones((4, 6), np.uint16))):
+        write.picture(tmp_path / "images" / f"{name}.png", image)
+        write.picture(tmp_path / "masks" / f"{name}.png", np.eye(4, 6, dtype=np.uint8))
+    (finding,) = check(open_dataset(tmp_path)).findings
+    assert finding == ("error", "images/b.png", "holds uint16 numbers, but the set is one of pictures with 8 bits")
+    for name, top in (("case0001_slice000.npz", 1.0), ("case0002_slice000.npz", 275.0)):
+        write.archive(tmp_path / "unit" / name, image=np.linspace(0, top, 24).reshape(4, 6), label=np.eye(4, 6))
+    (finding,) = check(open_dataset(tmp_path / "unit")).findings
+    assert finding.where == "case0002_slice000.npz"
+    assert "0 to 275" in finding.what
+
+
+def test_a_slice_with_a_foreign_label_is_named(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        labels = np.full((4, 6), 7 if number == 2 else 1)
+        write.archive(tmp_path / f"patient001_frame01_slice_{number}.h5", image=labels * number, label=labels)
+    (finding,) = check(open_dataset(tmp_path)).findings
+    assert finding.where == "patient001_frame01_slice_2.h5"
+
+
+def test_many_of_a_kind_are_one_row_and_few_are_not() -> None:
+    many = [Finding("warning", f"{i:03d}.png", f"is odd ({i} pixels)") for i in range(138)]
+    few = [Finding("error", f"{i}.png", "is empty") for i in range(5)]
+    rows = table(many + few).splitlines()
+    assert len(rows) == 6
+    assert rows[0].split() == ["error", "0.png", "is", "empty"]
+    assert rows[-1].split("  ")[-3:] == ["warning", "000.png, 001.png and 136 more", "is odd"]
+    assert len({row.index("is ") for row in rows}) == 1, "aligned"
+
+
+def dies_at_3_and_17(case: Case) -> Sample:
+    if case.id in ("3", "17"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return numbers(case)
+
+
+def test_a_process_that_dies_is_survived_and_the_file_named() -> None:
+    findings, facts = check(made_up(dies_at_3_and_17, 30), workers=2)
+    died = [finding.where for finding in findings if "killed the process" in finding.what]
+    assert died == ["17.png", "3.png"]
+    assert len(facts) == 28
+
+
+def sleepy(case: Case) -> Sample:
+    time.sleep(0.1)
+    return numbers(case)
+
+
+def test_control_c_ends_it() -> None:
+    """All processes of the group get the signal, as from a terminal; a thousand cases would take a minute."""
+    script = "from tests.data.test_check import *; print('on', flush=True); check(made_up(sleepy, 1000), workers=2)"
+    started = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "on\n"
+    time.sleep(0.5)
+    os.killpg(started.pid, signal.SIGINT)
+    _, told = started.communicate(timeout=20)
+    assert started.returncode == -signal.SIGINT
+    assert told.count("Traceback") == 1, "of the process that was asked, not of its workers"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(started.pid, 0)
