@@ -59,6 +59,7 @@ def run(device: str, out: Path, quick: bool, arguments: Sequence[str]) -> int:
                 row = Row(name, task, median, q10, q90, monai and median / monai[0], machine, torch.__version__)
                 writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
                 print(row, flush=True)
+            file.flush()  # what was measured stays, should the rest be cut short
     print(f"data.csv and command.txt are in {out}")
     return 0
 

@@ -16,7 +16,7 @@ from polydice.data.patches import Patches
 from polydice.data.prepare import Prepared
 from polydice.data.stores import Pair, Place, Slices, Volumes
 
-AHEAD = 3  # batches that are read and copied while one is in use
+AHEAD, READERS = 6, 3  # batches that are read and copied while one is in use, and the threads that do so
 CPU_PIXELS = 1 << 16  # for each thread in one go: more outgrows its cache, and fresh memory costs more than the work
 
 Read = Callable[[], Pair]
@@ -136,10 +136,10 @@ class Batches:
 
 
 def _ahead(reads: Iterable[Read], device: torch.device) -> Generator[Pair, None, None]:
-    """What is read, on the device, by a thread that is a few reads ahead."""
+    """What is read, on the device, by threads that are a few reads ahead."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     waiting: deque[Future[tuple[Pair, torch.cuda.Event | None]]] = deque()
-    background = ThreadPoolExecutor(1)
+    background = ThreadPoolExecutor(READERS)
     try:
         for read in reads:
             waiting.append(background.submit(_fetch, read, device, stream))
