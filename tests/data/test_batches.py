@@ -202,7 +202,7 @@ def test_turned_patches_have_no_empty_corners_where_the_volume_has_data(tmp_path
 def test_whoever_leaves_in_the_middle_leaves_no_thread_behind(make: partial[Batches]) -> None:
     before = threading.active_count()
     for _ in make(device="cpu", resident=False).epoch(0):
-        assert threading.active_count() == before + 1
+        assert threading.active_count() > before
         break
     assert threading.active_count() == before
     with pytest.raises(RuntimeError, match="diverged"):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydice.data.cache import CacheError, digests, publish, short_hash
-from polydice.data.cases import Case, DataError, Dataset, Sample
+from polydice.data.cases import Case, DataError, Dataset, Intensity, Sample
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
@@ -217,24 +217,31 @@ def _each(
 
 def _ready(sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
     _check(sample, len(dataset.classes), settings.dims)
-    old, new = sample.labels.shape, _grid(sample, settings)
+    old, new = sample.labels.shape, _grid(sample.labels.shape, sample.spacing, settings)
     spacing = sample.spacing and tuple(mm * a / b for mm, a, b in zip(sample.spacing, old, new, strict=True))
-    unit = to_unit(sample.image, dataset.intensity, settings.window)
-    image = np.stack([resample_image(channel, new) for channel in unit])
+    images = ready_image(sample.image, sample.spacing, dataset.intensity, settings)
     labels = resample_labels(sample.labels.astype(np.uint8), new)
-    if settings.dims == 2 and len(new) == 3:
-        return _Ready(np.ascontiguousarray(image.swapaxes(0, 1)), labels, spacing, volume=True)
-    return _Ready(image[None], labels[None], spacing, volume=False)
+    volume = settings.dims == 2 and len(new) == 3
+    return _Ready(images, labels if volume else labels[None], spacing, volume)
 
 
-def _grid(sample: Sample, settings: Preparation) -> tuple[int, ...]:
+def ready_image(
+    image: NDArray[Any], spacing: tuple[float, ...] | None, intensity: Intensity, settings: Preparation
+) -> NDArray[Any]:
+    """`[channels, *spatial]` as a file holds it to `[items, channels, *spatial]` as a network takes it."""
+    shape = _grid(image.shape[1:], spacing, settings)
+    unit = to_unit(image, intensity, settings.window)
+    on_grid = np.stack([resample_image(channel, shape) for channel in unit])
+    return np.ascontiguousarray(on_grid.swapaxes(0, 1)) if settings.dims == 2 and len(shape) == 3 else on_grid[None]
+
+
+def _grid(shape: tuple[int, ...], spacing: tuple[float, ...] | None, settings: Preparation) -> tuple[int, ...]:
     """The shape it is to have, over the same extent: spacing comes as near to what is wanted as whole voxels can."""
-    shape = sample.labels.shape
     if settings.dims == 2:
         return (*shape[:-2], settings.size, settings.size)
-    if sample.spacing is None or settings.spacing is None:
+    if spacing is None or settings.spacing is None:
         return shape
-    axes = zip(shape, sample.spacing, settings.spacing, strict=True)
+    axes = zip(shape, spacing, settings.spacing, strict=True)
     return tuple(max(1, round(points * own / wanted)) for points, own, wanted in axes)
 
 

@@ -47,6 +47,8 @@ def jobs(inputs: Sequence[Path], out: Path, by_channel: bool, overlay: bool) -> 
     """
     given = (file for path in inputs for file in (_images_in(path) if path.is_dir() else [path]))
     files = dict.fromkeys(given)  # each once
+    if not files:
+        raise DataError("no image was given: name files, or folders of them")
     cases: dict[Path, list[Path]] = {}
     for file in files:
         cases.setdefault(_case(file, files) if by_channel else file, []).append(file)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from polydice import __version__
 from polydice.base import Loss, LossSum
 from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
@@ -233,8 +233,8 @@ class Run:
             "validation_dice_global": self.best_score,
             **score(self.network, self.prepared, self.fold.test, self.batch, self.settings.surfaces),
             "seconds": round(seconds, 1),
-            "versions": {name: metadata.version(name) for name in ("polydice", "torch")}
-            | {"python": platform.python_version(), "device": _device_name(self.process.device)},
+            "versions": {"polydice": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "device": _device_name(self.process.device),
         }
         write_text(out / "result.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
         remove(out)

@@ -14,24 +14,27 @@ SMALLEST = 512  # pixels along the longer side: a smaller image is enlarged by a
 
 
 def overlay(image: NDArray[Any], labels: NDArray[np.uint8], classes: Sequence[str], title: str) -> Image.Image:
-    """`[channels, y, x]`, bytes or in [0, 1], with the outlines of labels `[y, x]`; names and title stand below it.
+    """The image `[channels, y, x]`, bytes or in [0, 1], with the outlines of labels `[y, x]`, and their names below it.
 
     Three bytes are a colour. Of anything else the first channel is shown, its brightest half percent cut off.
     """
     factor = -(-SMALLEST // max(labels.shape))
     picture, labels = _enlarged(_visible(image), factor), _enlarged(labels, factor)
     width = max(2, round(max(labels.shape) / 300))
-    for label in range(1, len(classes)):
-        inside = labels == label
-        if inside.any():
-            outline = inside & ~ndimage.binary_erosion(inside, iterations=width)
-            picture[ndimage.binary_dilation(outline) & ~inside] = 0  # a dark line around it shows it on bright ground
-            picture[outline] = ImageColor.getrgb(_colour(label))
+    outlines = {label: _outline(labels == label, width) for label in range(1, len(classes))}
+    picture[ndimage.binary_dilation(np.any([*outlines.values()], axis=0))] = 0  # to be seen on bright ground, too
+    for label, outline in outlines.items():
+        picture[outline] = ImageColor.getrgb(_colour(label))
     return _captioned(Image.fromarray(picture), classes, title)
 
 
 def _colour(label: int) -> str:
     return COLOURS[(label - 1) % len(COLOURS)]
+
+
+def _outline(inside: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
+    """Its outermost pixels, those at the edge of the image among them."""
+    return np.asarray(inside & ~ndimage.binary_erosion(inside, iterations=width))
 
 
 def _visible(image: NDArray[Any]) -> NDArray[np.uint8]:
@@ -50,7 +53,8 @@ def _enlarged(array: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
 def _captioned(picture: Image.Image, classes: Sequence[str], title: str) -> Image.Image:
     size = max(14, max(picture.size) // 45)
     font = ImageFont.load_default(size)
-    words = [(title, "white"), *((name, _colour(label)) for label, name in enumerate(classes) if label > 0)]
+    words = [(title, "white")] if title else []
+    words += [(name, _colour(label)) for label, name in enumerate(classes) if label > 0]
     places, x, y = [], size, size // 2
     for text, _ in words:
         length = int(font.getlength(text))

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polydice.data.augment import as_float
-from polydice.data.cases import DataError, Intensity, Sample
+from polydice.data.cases import DataError, Intensity
 from polydice.data.files import UnreadableFile
 from polydice.data.parallel import in_parallel
-from polydice.data.prepare import Preparation, _grid
-from polydice.data.resample import resample_image, to_unit
+from polydice.data.prepare import Preparation, ready_image
+from polydice.data.resample import to_unit
 from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
@@ -84,10 +84,7 @@ class Predictor:
     def prepared(self, image: NDArray[Any], spacing: tuple[float, ...] | None) -> NDArray[Any]:
         """`[channels, *spatial]` to `[items, channels, *spatial]`, exactly as in training: an item is an image, a slice
         of a volume or, in 3D, a volume."""
-        shape = _grid(Sample(image, np.broadcast_to(np.uint8(0), image.shape[1:]), spacing), self.settings)
-        unit = to_unit(image, self.intensity, self.settings.window)
-        on_grid = np.stack([resample_image(channel, shape) for channel in unit])
-        return on_grid.swapaxes(0, 1) if self.settings.dims == 2 and len(shape) == 3 else on_grid[None]
+        return ready_image(image, spacing, self.intensity, self.settings)
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:

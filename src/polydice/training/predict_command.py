@@ -29,7 +29,7 @@ def predict(
         inputs: PNG, JPEG, TIFF, BMP or NIfTI files, and folders of them.
         out: where the label maps go.
         overlay: also NAME_overlay.png, outlines on the image; of a volume, on the slice with most foreground.
-        flips: average over all flips of the image: a little better, 4 times as slow in 2D and 8 times in 3D.
+        flips: average over all flips of the image: 4 times the work in 2D, 8 times in 3D.
         device: cpu, cuda or cuda:N. If not given, a GPU where there is one.
         batch: images, slices or windows at a time.
     """
@@ -46,7 +46,7 @@ def predict(
         print(f"{out}: {len(failed.written)} of {len(failed.written) + len(failed.problems)} label maps")
         return 1
     except torch.OutOfMemoryError:
-        print(f"polydice predict: the device's memory does not suffice: try --batch {batch // 2 or 1}", file=sys.stderr)
+        print("polydice predict: out of memory: try a smaller --batch, or --device cpu", file=sys.stderr)
         return 2
     except (CheckpointError, DataError, ImportError, OSError, ValueError) as problem:
         print(f"polydice predict: {problem}", file=sys.stderr)
