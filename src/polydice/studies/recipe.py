@@ -1,0 +1,190 @@
+"""A recipe: which data sets, networks, losses, folds and seeds are trained, and how. A recipe is a TOML file.
+
+    title = "Dice against PolyDice-1"
+    baseline = "Dice"                       # what the others are compared with
+    folds = [0, 1, 2, 3, 4]
+    seeds = [0, 1, 2]
+
+    [train]                                 # any setting of `polydice train`
+    epochs = 100
+
+    [datasets.cvc-clinicdb]                 # a folder, below the one given by --data; settings of this set alone
+    path = "cvc-clinicdb"
+    split = "contiguous"
+
+    [models.unet]                           # settings of this network alone; `model` is its name if not given
+
+    [losses]
+    Dice = "DiceLoss(batch=True)"
+    "PolyDice-1" = { loss = "PolyDice1Loss({epsilon}, batch=True)", epsilon = [-0.3, 0.0, 0.5] }
+
+A loss with a list of values is trained with each, and the value is chosen on the validation part.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from polydice.training.config import Settings
+
+PACKAGED = Path(__file__).parents[1] / "recipes"
+OWN_KEYS = {"title", "about", "baseline", "folds", "seeds", "train", "datasets", "models", "losses"}
+# What a study decides for each run by itself.
+RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
+SETTINGS = {field.name for field in fields(Settings)} - RESERVED
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be followed; the message says where in it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A loss as it is trained: one value of those it lists."""
+
+    loss: str  # as the recipe names it
+    value: str  # "epsilon=0.5"; nothing for a loss without a list
+    expression: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    dataset: str
+    model: str
+    loss: str
+    value: str
+    fold: int
+    seed: int
+    expression: str
+
+    @property
+    def place(self) -> Path:
+        """Its folder below the study's `runs`."""
+        variant = slug(self.loss) + (f"-{slug(self.value)}" if self.value else "")
+        return Path(slug(self.dataset), slug(self.model), variant, f"fold-{self.fold}", f"seed-{self.seed}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    title: str
+    about: str
+    baseline: str
+    folds: tuple[int, ...]
+    seeds: tuple[int, ...]
+    train: Mapping[str, Any]
+    datasets: Mapping[str, Mapping[str, Any]]
+    models: Mapping[str, Mapping[str, Any]]
+    losses: Mapping[str, tuple[Variant, ...]]
+
+    def runs(self) -> Iterator[Planned]:
+        """Every run, so that a study that is stopped early has compared all losses on what it has."""
+        order = product(self.seeds, self.folds, self.datasets, self.models, self.losses)
+        for seed, fold, dataset, model, loss in order:
+            for variant in self.losses[loss]:
+                yield Planned(dataset, model, loss, variant.value, fold, seed, variant.expression)
+
+    def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
+        """What `polydice train` is given for a run on the data set in the folder `data`."""
+        own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
+        given = {**self.train, **own, **self.datasets[run.dataset], **self.models[run.model]}
+        chosen = {name: _as_tuple(value) for name, value in given.items() if name in SETTINGS}
+        return Settings(
+            data=data, out=out, loss=run.expression, fold=run.fold, seed=run.seed, resume=True, **chosen, **more
+        )
+
+
+def packaged() -> dict[str, Path]:
+    """The recipes that come with polydice, by name."""
+    return {path.stem: path for path in sorted(PACKAGED.glob("*.toml"))}
+
+
+def read(name: str | Path) -> Recipe:
+    """A packaged recipe by its name, or one from a file."""
+    path = packaged().get(str(name), Path(name))
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(packaged())
+        raise RecipeError(f"{name} is neither a file nor one of the packaged recipes: {known}") from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def parse(text: str) -> Recipe:
+    given = tomllib.loads(text)
+    _refuse_unknown("the recipe", given, OWN_KEYS)
+    for table in ("datasets", "models", "losses"):
+        if not given.get(table):
+            raise RecipeError(f"the recipe has no {table}: add a table [{table}]")
+    _refuse_unknown("[train]", given.get("train", {}), SETTINGS)
+    for name, dataset in given["datasets"].items():
+        _refuse_unknown(f"[datasets.{name}]", dataset, SETTINGS | {"path", "generate"})
+        if ("path" in dataset) == ("generate" in dataset):
+            raise RecipeError(f"[datasets.{name}] needs either path or generate")
+    for name, model in given["models"].items():
+        _refuse_unknown(f"[models.{name}]", model, SETTINGS)
+    losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
+    baseline = given.get("baseline", next(iter(losses)))
+    if baseline not in losses:
+        raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
+    recipe = Recipe(
+        given.get("title", "A study"), given.get("about", ""), baseline, tuple(given.get("folds", range(5))),
+        tuple(given.get("seeds", (0,))), given.get("train", {}), given["datasets"], given["models"], losses,
+    )  # fmt: skip
+    _refuse_what_cannot_run(recipe)
+    return recipe
+
+
+def slug(text: str) -> str:
+    """A name for a folder: `PolyDice-1, ε` becomes `polydice-1-e`."""
+    plain = text.lower().replace("ε", "e").replace("κ", "k").replace("-0.", "-minus-0.").replace("=-", "=minus-")
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-") or "x"
+
+
+def _variants(name: str, entry: Any) -> Iterator[Variant]:
+    if isinstance(entry, str):
+        entry = {"loss": entry}
+    if not isinstance(entry, dict) or not isinstance(entry.get("loss"), str):
+        raise RecipeError(f"the loss {name!r} must be a text, or a table with a text `loss` and lists of values")
+    lists = {key: values for key, values in entry.items() if key != "loss"}
+    for key, values in lists.items():
+        if not isinstance(values, list) or not values or f"{{{key}}}" not in entry["loss"]:
+            raise RecipeError(f"{key} of the loss {name!r} must be a list of values, and stand as {{{key}}} in `loss`")
+    for values in product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        expression = entry["loss"]
+        for key, value in chosen.items():
+            expression = expression.replace(f"{{{key}}}", repr(value))
+        yield Variant(name, ", ".join(f"{key}={value}" for key, value in chosen.items()), expression)
+
+
+def _refuse_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise RecipeError(f"{where} has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+
+
+def _refuse_what_cannot_run(recipe: Recipe) -> None:
+    """Settings and losses are tried before hours are spent."""
+    from polydice.training.expression import parse_loss
+
+    places: dict[Path, Planned] = {}
+    for run in recipe.runs():
+        try:
+            recipe.settings(run, Path("data"), Path("out"))
+            parse_loss(run.expression)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"{run.loss} on {run.dataset} with {run.model}: {error}") from error
+        if run.place in places:
+            raise RecipeError(f"{run.place} is the folder of two runs: give {run.loss} another name")
+        places[run.place] = run
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,100 @@
+"""A study on disk: a recipe and the folders of its runs.
+
+DIR/recipe.toml            what is trained
+DIR/study.json             where the data sets are
+DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
+DIR/report/                what `polydice report` writes
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from polydice.data.cases import DataError
+from polydice.data.generate import generated_folder
+from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, parse, read
+from polydice.training.checkpoint import write_text
+from polydice.training.config import Settings
+
+State = Literal["done", "failed", "waiting", "no data"]
+
+
+class Finished(NamedTuple):
+    """A run with its result."""
+
+    run: Planned
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    folder: Path
+    recipe: Recipe
+    data: Path  # below it lie the data sets
+    cache: Path
+
+    @cached_property
+    def runs(self) -> tuple[Planned, ...]:
+        return tuple(self.recipe.runs())
+
+    def run_folder(self, run: Planned) -> Path:
+        return self.folder / "runs" / run.place
+
+    def state(self, run: Planned) -> State:
+        folder = self.run_folder(run)
+        if (folder / "result.json").exists():
+            return "done"
+        if (folder / "error.txt").exists():
+            return "failed"
+        return "waiting" if self.dataset_folder(run.dataset).is_dir() else "no data"
+
+    def error(self, run: Planned) -> str:
+        path = self.run_folder(run) / "error.txt"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def dataset_folder(self, name: str) -> Path:
+        """Where a data set is; one that is generated is made at the first call."""
+        dataset = self.recipe.datasets[name]
+        if "path" in dataset:
+            return self.data / str(dataset["path"])
+        options = dict(dataset["generate"])
+        return generated_folder(self.folder / "generated", options.pop("count"), **options)
+
+    def settings(self, run: Planned, device: str | None = None) -> Settings:
+        folder = self.dataset_folder(run.dataset)
+        return self.recipe.settings(run, folder, self.run_folder(run), cache=self.cache, device=device)
+
+    def finished(self) -> Iterator[Finished]:
+        for run in self.runs:
+            path = self.run_folder(run) / "result.json"
+            if path.exists():
+                yield Finished(run, json.loads(path.read_text(encoding="utf-8")))
+
+
+def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
+    """The study in `folder`, made of a recipe, or the one that is there already, if its recipe is the same."""
+    wanted = read(recipe)
+    kept = folder / "recipe.toml"
+    if kept.exists() and read(kept) != wanted:
+        raise RecipeError(f"{folder} holds a study with another recipe: take another folder, or go on with {kept}")
+    if not kept.exists():
+        write_text(kept, _text(recipe))
+    write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
+    return open_study(folder)
+
+
+def open_study(folder: Path) -> Study:
+    """The study that a folder holds."""
+    try:
+        recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"))
+        where = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{folder} holds no study: {error}") from error
+    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]))
+
+
+def _text(recipe: str | Path) -> str:
+    return packaged().get(str(recipe), Path(recipe)).read_text(encoding="utf-8")
