@@ -1,7 +1,6 @@
 """Look before training: every case opened once, in parallel, and everything that is wrong or odd said in one go."""
 
 import hashlib
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from polydice.data.cases import Case, Dataset, Finding
 from polydice.data.files import ARCHIVES, UnreadableFile, below, ending, read_archive, read_image, tally
+from polydice.data.parallel import cores
 
 ALIKE = 20  # so many rows of the same kind and more become one
 
@@ -39,7 +39,7 @@ class Checked(NamedTuple):
 
 def check(dataset: Dataset, workers: int | None = None) -> Checked:
     """Opens every case, in `workers` processes: by default one for each core."""
-    looks = tqdm(_looks(dataset, workers or _cores()), "opening", len(dataset.cases), unit=" cases", disable=None)
+    looks = tqdm(_looks(dataset, workers or cores()), "opening", len(dataset.cases), unit=" cases", disable=None)
     findings, facts = list(dataset.findings), []
     for found, about in looks:
         findings += found
@@ -72,10 +72,6 @@ def size(shape: Sequence[float]) -> str:
     '384×288'
     """
     return "×".join(f"{length:.6g}" for length in reversed(shape))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 Look = tuple[list[Finding], list[Facts]]  # at one case, which has facts or not

@@ -23,7 +23,7 @@ def in_parallel(
     Threads are enough, since decoding, resizing and arithmetic on arrays leave the interpreter to the others, and
     nothing has to be sent anywhere. At most `workers` results wait: memory does not grow with the items.
     """
-    workers = _cores() if workers is None else workers
+    workers = min(cores(), MOST_WORKERS) if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1: {workers}")
     coming = iter(items)
@@ -40,6 +40,6 @@ def in_parallel(
         pool.shutdown(cancel_futures=True)
 
 
-def _cores() -> int:
-    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(ours, MOST_WORKERS)
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
