@@ -143,8 +143,8 @@ def parse(text: str) -> Recipe:
 
 def slug(text: str) -> str:
     """A name for a folder: `PolyDice-1, ε` becomes `polydice-1-e`."""
-    plain = text.lower().replace("ε", "e").replace("κ", "k").replace("-0.", "-minus-0.").replace("=-", "=minus-")
-    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-") or "x"
+    signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
 
 
 def _variants(name: str, entry: Any) -> Iterator[Variant]:

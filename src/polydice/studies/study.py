@@ -55,6 +55,11 @@ class Study:
         path = self.run_folder(run) / "error.txt"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
+    def note_error(self, run: Planned, problem: str) -> None:
+        folder = self.run_folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.txt").write_text(problem + "\n", encoding="utf-8")
+
     def dataset_folder(self, name: str) -> Path:
         """Where a data set is; one that is generated is made at the first call."""
         dataset = self.recipe.datasets[name]

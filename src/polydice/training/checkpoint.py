@@ -16,7 +16,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,22 @@ class Checkpoint(NamedTuple):
     weights: dict[str, Tensor]
     state: dict[str, Any]
     metadata: dict[str, Any]
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """The run in `folder` is ours as long as this lasts; another process that wants it waits.
+
+    The system lets go of the lock when its holder ends, however it ends. Where files cannot be locked (Windows, some
+    network disks) nothing is waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as file:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def save(

@@ -1,0 +1,113 @@
+"""`polydice study`: all runs of a recipe, and the report."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from polydice.training.config import CACHE
+
+
+def study(
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
+    data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data"),
+    cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = CACHE,
+    engine: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
+    per_gpu: int = 1,
+    address: str | None = None,
+    gpu_share: float = 1.0,
+    list: bool = False,
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> int:
+    """Trains every network of a recipe, compares the losses and writes a report.
+
+    A study can be stopped at any time: the same command goes on with it. Runs that failed are tried again. The exit
+    status is 1 if runs failed, 2 if the study could not begin, and else 0.
+
+    Examples:
+
+        polydice study demo --out runs/demo
+
+        polydice study paper-unet --data /data --out runs/paper-unet --per-gpu 2
+
+        polydice study my-recipe.toml --out runs/mine --engine ray --address auto --gpu-share 0.5
+
+    Args:
+        recipe: a packaged recipe (--list names them) or a TOML file.
+        out: folder of the study. If not given, runs/ and the recipe's name.
+        data: folder that holds the recipe's data sets.
+        cache: where prepared data sets are kept.
+        engine: processes of this machine, or a Ray cluster whose nodes share the study's folder.
+        jobs: runs at a time on this machine. If not given, as many as it has GPUs or cores.
+        per_gpu: runs at a time on one GPU.
+        address: of a Ray cluster; auto finds one that runs here. If not given, one is started here.
+        gpu_share: the part of a GPU that a run takes on a Ray cluster.
+        list: name the packaged recipes and end.
+        json_output: print the state of the study as JSON at the end.
+    """
+    from polydice.data.cases import DataError
+    from polydice.studies.recipe import RecipeError
+    from polydice.training.checkpoint import CheckpointError
+
+    if list:
+        _list()
+        return 0
+    try:
+        if recipe is None:
+            raise RecipeError("name a recipe, or see --list")
+        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, json_output)
+    except (RecipeError, DataError, CheckpointError, OSError, RuntimeError) as problem:
+        print(f"polydice study: {problem}", file=sys.stderr)
+        return 2
+
+
+def _list() -> None:
+    from polydice.studies.recipe import packaged, read
+
+    for name in packaged():
+        recipe = read(name)
+        runs = sum(1 for _ in recipe.runs())
+        print(f"{name:<18}{recipe.title} ({runs} runs)")
+
+
+def _run(
+    recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
+    address: str | None, gpu_share: float, json_output: bool,
+) -> int:  # fmt: skip
+    from polydice.studies.engine import devices, run_local
+    from polydice.studies.live import Live
+    from polydice.studies.ray_engine import run_ray
+    from polydice.studies.report import write_report
+    from polydice.studies.study import create
+
+    study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
+    states = {run: study.state(run) for run in study.runs}
+    waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
+    for name in dict.fromkeys(run.dataset for run, state in states.items() if state == "no data"):
+        print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+    places = devices(jobs, per_gpu)
+    live = Live(study, len(places))
+    try:
+        if waiting and engine == "ray":
+            run_ray(study, waiting, live, address, gpu_share)
+        elif waiting:
+            run_local(study, waiting, live, places)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
+        return 130
+    report = write_report(study)
+    failed = [run for run in study.runs if study.state(run) == "failed"]
+    for run in failed:
+        print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
+    if json_output:
+        counts = {
+            state: sum(study.state(run) == state for run in study.runs) for state in ("done", "failed", "no data")
+        }
+        print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts}))
+    else:
+        print(report)
+    return 1 if failed else 0

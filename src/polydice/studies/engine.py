@@ -1,0 +1,124 @@
+"""Runs of a study in processes of this machine. Each worker does one run after another, so it compiles only once."""
+
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Literal
+
+from polydice.data.parallel import cores
+from polydice.studies.recipe import Planned
+from polydice.studies.study import Study, open_study
+
+Event = Literal["started", "done", "failed"]
+Report = Callable[[Planned, Event], None]
+
+
+def run_one(folder: Path, run: Planned, device: str | None = None) -> bool:
+    """One run of the study in `folder`, whichever engine asks for it: trained, or gone on with, or already there.
+
+    Whether it has a result; what went wrong is in its `error.txt`, and is no concern of the other runs.
+    """
+    import torch
+
+    from polydice.training.checkpoint import exclusive
+    from polydice.training.loop import train
+
+    study = open_study(folder)
+    (study.run_folder(run) / "error.txt").unlink(missing_ok=True)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # the runs share the cores; and the same number everywhere gives the same results
+    try:
+        # A study that was killed may have left a worker behind, which ends its run before it notices.
+        with exclusive(study.run_folder(run)):
+            train(study.settings(run, device))
+    except Exception as error:
+        study.note_error(run, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
+        return False
+    return True
+
+
+def run_local(study: Study, runs: Sequence[Planned], report: Report, devices: Sequence[str]) -> None:
+    """Runs them, one at a time on each of the devices; a device that is named twice has two at a time."""
+    waiting = deque(runs)
+    workers = [Worker(study.folder, device) for device in devices[: len(waiting)]]
+    try:
+        for worker in workers:
+            report(worker.take(waiting.popleft()), "started")
+        while any(worker.run for worker in workers):
+            for worker in _ready(workers):
+                run, succeeded = worker.outcome()
+                report(run, "done" if succeeded else "failed")
+                if waiting:
+                    report(worker.take(waiting.popleft()), "started")
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def devices(jobs: int | None, per_gpu: int) -> list[str]:
+    """Every GPU, `per_gpu` times, or the CPU as often as it has cores, up to `jobs`."""
+    import torch
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] * per_gpu
+    return (gpus or ["cpu"] * (jobs or cores()))[:jobs]
+
+
+class Worker:
+    """A process that trains, and what it is at."""
+
+    def __init__(self, folder: Path, device: str | None) -> None:
+        self.folder, self.device = folder, device
+        self.run: Planned | None = None
+        self._start()
+
+    def _start(self) -> None:
+        context = get_context("spawn")  # a fork would take a GPU's state along
+        self.ours, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self.folder, self.device), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def take(self, run: Planned) -> Planned:
+        self.run = run
+        self.ours.send(run)
+        return run
+
+    def outcome(self) -> tuple[Planned, bool]:
+        """The run it has ended, and whether it succeeded. A worker that died, of memory say, is replaced."""
+        assert self.run is not None
+        run, self.run = self.run, None
+        try:
+            return run, self.ours.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            problem = f"the process ended by itself, with exit code {self.process.exitcode}"
+            open_study(self.folder).note_error(run, problem)
+            self._start()
+            return run, False
+
+    def stop(self) -> None:
+        self.ours.close()  # an idle worker ends by itself
+        if self.run is not None:
+            self.process.terminate()
+        self.process.join()
+
+
+def _ready(workers: Sequence[Worker]) -> Iterator[Worker]:
+    busy = {worker.ours: worker for worker in workers if worker.run}
+    for connection in wait(list(busy)):
+        assert isinstance(connection, Connection)
+        yield busy[connection]
+
+
+def _serve(connection: Connection, folder: Path, device: str | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
+    while True:
+        try:
+            run = connection.recv()
+        except EOFError:
+            return
+        connection.send(run_one(folder, run, device))

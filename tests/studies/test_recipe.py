@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+
+from polydice.studies.recipe import RecipeError, packaged, parse, read, slug
+from polydice.training.expression import parse_loss
+from tests.studies.tiny import RECIPE
+
+
+def test_every_run_is_planned_once_and_has_its_own_folder() -> None:
+    runs = list(parse(RECIPE).runs())
+    assert len(runs) == len(set(runs)) == 2 * (1 + 2)  # folds x (Dice and two values of ε)
+    assert len({run.place for run in runs}) == len(runs)
+    assert {run.expression for run in runs if run.loss == "PolyDice-1"} == {
+        "PolyDice1Loss(-0.2, batch=True)",
+        "PolyDice1Loss(0.5, batch=True)",
+    }
+    assert {str(run.place) for run in runs if run.value} >= {
+        "lesions/unet/polydice-1-epsilon-minus-0.2/fold-0/seed-0",
+        "lesions/unet/polydice-1-epsilon-0.5/fold-1/seed-0",
+    }
+
+
+def test_a_study_that_is_stopped_early_has_every_loss_on_its_first_fold() -> None:
+    first = list(parse(RECIPE).runs())[:3]
+    assert {run.fold for run in first} == {0}
+    assert {run.loss for run in first} == {"Dice", "PolyDice-1"}
+
+
+def test_settings_come_from_train_dataset_and_model_the_nearest_last() -> None:
+    recipe = parse(
+        RECIPE.replace("[models.unet]", "[models.unet]\nwidth = 6").replace(
+            "seed = 1 }", "seed = 1 }\nsplit = 'random'\nepochs = 3"
+        )
+    )
+    run = next(recipe.runs())
+    settings = recipe.settings(run, Path("d"), Path("o"))
+    assert (settings.width, settings.epochs, settings.split) == (6, 3, "random")
+    assert (settings.size, settings.batch, settings.model) == (32, 4, "unet")
+    assert (settings.fold, settings.seed, settings.resume) == (run.fold, run.seed, True)
+
+
+def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
+    recipe = parse(RECIPE.replace("[models.unet]", '[models.thin]\nmodel = "unet"\nwidth = 2\n[models.unet]'))
+    found = {run.model: recipe.settings(run, Path("d"), Path("o")) for run in recipe.runs()}
+    assert (found["thin"].model, found["thin"].width) == ("unet", 2)
+    assert (found["unet"].model, found["unet"].width) == ("unet", 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("epochs = 2", "epoch = 2", r"\[train\] has epoch"),
+        ("epochs = 2", "epochs = 0", "epochs must be at least 1"),
+        ("epochs = 2", "seed = 2", r"\[train\] has seed"),
+        ("[models.unet]", "[models.unet]\nmodel = 'resnet'", "resnet"),
+        ("DiceLoss(batch=True)", "DiceLos(batch=True)", "DiceLos is none of"),
+        ("DiceLoss(batch=True)", "__import__('os')", "__import__"),
+        ('baseline = "Dice"', 'baseline = "Lovász"', "baseline 'Lovász' is none of the losses"),
+        ("{epsilon}", "0.1", "stand as {epsilon}"),
+        ("epsilon = [-0.2, 0.5]", "epsilon = 0.5", "list of values"),
+        ("generate = {", "path = 'x'\ngenerate = {", "either path or generate"),
+        ('"Dice" =', '"dice!" = "DiceLoss()"\n"Dice" =', "folder of two runs"),
+        ("[losses]", "[loss]", "the recipe has loss"),
+    ],
+)  # fmt: skip
+def test_a_wrong_recipe_is_refused_before_anything_runs(old: str, new: str, said: str) -> None:
+    assert old in RECIPE
+    with pytest.raises(RecipeError, match=said):
+        parse(RECIPE.replace(old, new, 1))
+
+
+def test_an_unknown_recipe_names_those_that_are_there() -> None:
+    with pytest.raises(RecipeError, match="paper-unet"):
+        read("no-such-recipe")
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("title = ")
+    with pytest.raises(RecipeError, match=r"mine\.toml"):
+        read(path)
+
+
+def test_the_packaged_recipes() -> None:
+    names = {"demo", "paper-unet", "paper-transunet", "order", "epsilon", "scale", "hippocampus"}
+    assert names == set(packaged())
+    for name in names:
+        for run in read(name).runs():
+            parse_loss(run.expression)
+
+
+@pytest.mark.parametrize("name", ["paper-unet", "paper-transunet"])
+def test_the_papers_tables_are_planned_whole(name: str) -> None:
+    recipe = read(name)
+    assert len(recipe.losses) == 7
+    assert len(recipe.datasets) == 4
+    assert recipe.folds == (0, 1, 2, 3, 4)
+    assert [variant.value for variant in recipe.losses["DropDice"]] == [f"order={k}" for k in (1, 2, 3, 10)]
+    assert len(recipe.losses["PolyDice-1"]) == 9
+    settings = recipe.settings(next(recipe.runs()), Path("d"), Path("o"))
+    assert (settings.epochs, settings.batch, settings.rate, settings.momentum, settings.decay) == (
+        200, 24, 0.01, 0.9, 1e-4,
+    )  # fmt: skip
+
+
+def test_slugs_tell_signs_apart() -> None:
+    assert slug("PolyDice-1, ε = -0.2") != slug("PolyDice-1, ε = 0.2")
+    assert slug("a/b ../c") == "a-b-..-c"

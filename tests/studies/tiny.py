@@ -1,0 +1,27 @@
+"""A study of seconds, for tests."""
+
+RECIPE = """
+title = "Tiny"
+baseline = "Dice"
+folds = [0, 1]
+seeds = [0]
+
+[train]
+folds = 3
+size = 32
+width = 4
+depth = 2
+epochs = 2
+batch = 4
+surfaces = false
+save_every = 0
+
+[datasets.lesions]
+generate = { count = 18, size = 32, seed = 1 }
+
+[models.unet]
+
+[losses]
+"Dice" = "DiceLoss(batch=True)"
+"PolyDice-1" = { loss = "PolyDice1Loss({epsilon}, batch=True)", epsilon = [-0.2, 0.5] }
+"""
