@@ -14,7 +14,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 demo: .venv/installed
-	$(BIN)/python -m demo
+	$(BIN)/polydice study demo --out runs/demo --cache runs/cache
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

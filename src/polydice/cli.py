@@ -13,6 +13,9 @@ COMMANDS = {
     "data": ("polydice.data.command", "data", "look at a data set: what it is, and what is wrong with it"),
     "train": ("polydice.training.command", "train", "train a network on one fold of a data set, and test it"),
     "predict": ("polydice.training.predict_command", "predict", "segment images and volumes with a trained network"),
+    "study": ("polydice.studies.command", "study", "train every network of a recipe, compare the losses, report"),
+    "report": ("polydice.studies.report_command", "report", "the tables, figures and page of a study"),
+    "curves": ("polydice.studies.curves_command", "curves", "draw the losses: figures, and a page with sliders"),
 }
 
 DESCRIPTION = """\
@@ -65,7 +68,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
     """The options after those of a TOML file, `--config FILE`: what is given by hand comes later, and wins."""
-    arguments = list(arguments)
+    arguments = [part for each in arguments for part in each.split("=", each.startswith("--config="))]
     if "--config" not in arguments[:-1]:
         return arguments
     place = arguments.index("--config")
@@ -76,6 +79,8 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
         raise SystemExit(f"polydice: --config {arguments[place + 1]}: {problem}") from problem
     options = []
     for name, value in settings.items():
+        if isinstance(value, dict):
+            raise SystemExit(f"polydice: --config {arguments[place + 1]}: [{name}] is a table, and options have none")
         if isinstance(value, bool):
             options.append(f"--{'' if value else 'no-'}{name}")
         else:
