@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,59 @@ def test_control_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setitem(COMMANDS, "stop", ("tests.test_cli", "stop", ""))
     assert main(["stop"]) == 130
     assert capsys.readouterr().err == "\npolydice stop: interrupted\n"
+
+
+# Options from a file
+
+
+def order(
+    pages: int, *, title: str = "", margin: float = 1.0, bound: bool = True, size: tuple[int, int] | None = None
+) -> int:
+    print(pages, title, margin, bound, size)
+    return 0
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(COMMANDS, "order", ("tests.test_cli", "order", ""))
+    return tmp_path / "order.toml"
+
+
+def test_options_come_from_a_toml_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text('pages = 3\ntitle = "two words"\nmargin = -0.5\nbound = false\nsize = [20, 30]\n')
+    for arguments in (["--config", str(config)], [f"--config={config}"]):
+        assert main(["order", *arguments]) == 0
+        assert capsys.readouterr().out == "3 two words -0.5 False (20, 30)\n"
+
+
+def test_what_is_given_by_hand_wins_wherever_it_stands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("pages = 3\nbound = false\nmargin = 2.0\n")
+    for arguments in (
+        ["--pages", "5", "--bound", "--config", str(config)],
+        ["--config", str(config), "--pages=5", "--bound"],
+    ):
+        assert main(["order", *arguments]) == 0
+        assert capsys.readouterr().out == "5  2.0 True None\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("pages 3", "Expected '=' after a key"),
+        ("pages = 3\n[paper]\ncolour = 1\n", r"\[paper\] is a table, and options have none"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_holds_no_options_is_one_line(config: Path, text: str | None, problem: str) -> None:
+    if text is not None:
+        config.write_text(text)
+    with pytest.raises(SystemExit, match=rf"^polydice: --config {config}: .*{problem}"):
+        main(["order", "--config", str(config)])
+
+
+def test_an_option_that_no_command_has_is_shown(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("pages = 3\ncolour = 1\n")
+    with pytest.raises(SystemExit) as end:
+        main(["order", "--config", str(config)])
+    assert end.value.code == 2
+    assert "--colour" in capsys.readouterr().err

@@ -13,16 +13,20 @@ def train(settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]) -> int:
 
     `torchrun --nproc-per-node N -m polydice train ...` trains the same run in N processes.
     """
+    import torch
+
     from polydice.data.cache import CacheError
-    from polydice.data.cases import DataError
     from polydice.training import loop
     from polydice.training.checkpoint import CheckpointError
 
     try:
         result = loop.train(settings)
-    except (loop.TrainingError, CheckpointError, DataError, CacheError, OSError, ValueError) as problem:
-        print(f"polydice train: {problem}", file=sys.stderr)
-        return 1
+    except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
+        return _failed(str(problem))
+    except torch.OutOfMemoryError as problem:
+        return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
+    except KeyboardInterrupt:
+        return _failed(f"interrupted; --resume goes on from the last checkpoint in {settings.out}", 130)
     if result:
         scores = result["test"]
         print(
@@ -30,3 +34,8 @@ def train(settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]) -> int:
             f"{scores['cases']} test cases (weights of epoch {result['best_epoch']})"
         )
     return 0
+
+
+def _failed(why: str, status: int = 1) -> int:
+    print(f"polydice train: {why}", file=sys.stderr)
+    return status

@@ -2,11 +2,21 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 # Where a run lies and how it is watched: these may differ when it is resumed.
 CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track")
+# What only some of the networks have.
+OWN_OPTIONS = {
+    "unet": ("width", "depth", "norm", "deep_supervision"),
+    "transunet": ("pretrained",),
+    "unet3d": ("width", "depth", "spacing", "patch"),
+}
+
+
+CACHE = Path.home() / ".cache" / "polydice"
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,7 @@ class Settings:
     """Folder of the run: history, checkpoints, weights, result."""
     layout: str | None = None
     """The data set's layout, if it is not to be recognised."""
-    cache: Path = Path.home() / ".cache" / "polydice"
+    cache: Path = CACHE
     """Where prepared data sets are kept."""
 
     size: int = 224
@@ -57,6 +67,7 @@ class Settings:
     """The κ of a t-vMF loss follows the validation: 32 times each class's Dice."""
 
     epochs: int = 200
+    """How often every training image is seen."""
     batch: int | None = None
     """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
     rate: float = 0.01
@@ -64,6 +75,7 @@ class Settings:
     power: float = 0.9
     """The rate falls as (1 - step/steps)^power."""
     momentum: float = 0.9
+    """Of SGD."""
     decay: float = 1e-4
     """Weight decay."""
     clip: float | None = None
@@ -85,22 +97,32 @@ class Settings:
     """cpu, cuda or cuda:N. If not given, a GPU where there is one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
-    compile: bool | None = None
-    """torch.compile. If not given, on a GPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile. auto is on on a GPU and off on a CPU."""
     save_every: float = 60.0
     """Seconds between checkpoints, which are saved after an epoch."""
     resume: bool = False
     """Go on with the run that the folder holds."""
     track: Literal["none", "tensorboard"] = "none"
+    """Where to draw the history beside history.jsonl: tensorboard takes `tensorboard --logdir OUT`."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "validate_every", "size"):
-            if getattr(self, name) < 1:
+        for name in ("epochs", "validate_every", "size", "batch", "width", "depth"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1: {getattr(self, name)}")
+        for name in ("momentum", "decay", "power", "seed", "split_seed", "save_every"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+        for name in ("rate", "clip"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive: {getattr(self, name)}")
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
-        if self.rate <= 0 or self.momentum < 0 or self.decay < 0 or (self.clip is not None and self.clip <= 0):
-            raise ValueError("rate and clip must be positive, momentum and decay not negative")
+        if self.model not in OWN_OPTIONS:
+            raise ValueError(f"model must be one of {', '.join(OWN_OPTIONS)}: {self.model}")
+        for name in chain.from_iterable(OWN_OPTIONS.values()):
+            if name not in OWN_OPTIONS[self.model] and getattr(self, name):
+                raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")
 
     @property
     def dims(self) -> Literal[2, 3]:

@@ -19,7 +19,9 @@ def parse_loss(text: str) -> Loss | LossSum:
     """
     try:
         loss = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, TypeError, ValueError) as error:
+    except SyntaxError as error:
+        raise ValueError(f"loss {text!r} is no expression: {error.msg}") from error
+    except (TypeError, ValueError) as error:
         raise ValueError(f"loss {text!r}: {error}") from error
     if not isinstance(loss, Loss | LossSum):
         raise ValueError(f"loss {text!r} is no loss; the losses are {', '.join(LOSSES)}")
@@ -32,10 +34,16 @@ def _value(node: ast.expr) -> Any:
             return _value(left) + _value(right)
         case ast.BinOp(left, ast.Mult(), right):
             return _value(left) * _value(right)
-        case ast.Call(ast.Name(name), given, named):
-            if name not in LOSSES:
-                raise ValueError(f"{name} is none of {', '.join(LOSSES)}")
-            arguments = {word.arg or "**": ast.literal_eval(word.value) for word in named}
-            return LOSSES[name](*map(ast.literal_eval, given), **arguments)
+        case ast.Call(ast.Name(name), given, named) if name in LOSSES:
+            return LOSSES[name](*map(_literal, given), **{word.arg or "**": _literal(word.value) for word in named})
         case _:
-            return ast.literal_eval(node)
+            return _literal(node)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(
+            f"{ast.unparse(node)!r} is neither a number or text nor one of {', '.join(LOSSES)}, added or multiplied"
+        ) from None

@@ -1,5 +1,6 @@
 """A network as it is run: its precision, its compilation, and label maps of whole images and volumes."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal
 
@@ -7,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polydice.data.batches import Batches
+from polydice.data.batches import Batch, Batches
 from polydice.data.prepare import Prepared
 from polydice.training.metrics import confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
 WINDOWS, OVERLAP = 2, 0.5  # of a volume that are run at a time, and the part that neighbours share
+NETWORKS = 100  # of different shapes that a process may compile: after so many, torch would silently not compile
 
 
 class Network:
@@ -29,6 +31,7 @@ class Network:
         compile: bool | None = None,
     ) -> None:
         self.module, self.patch = module, patch
+        self.trained = module  # or what trains it together with other processes
         self.device = next(module.parameters()).device
         on_gpu = self.device.type == "cuda"
         self.half = on_gpu if precision == "auto" else precision == "bfloat16"
@@ -40,12 +43,13 @@ class Network:
             torch.backends.cudnn.benchmark = True  # every batch has the same size: the search pays
 
     def train(self) -> None:
-        self.module.train()
+        self.trained.train()
 
     def __call__(self, images: Tensor) -> Any:
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return (_compiled() if self.compiled else _forward)(self.module, images, self.half)
+        module = self.trained if self.module.training else self.module
+        return (_compiled() if self.compiled else _forward)(module, images, self.half)
 
     @torch.no_grad()
     def segment(self, images: Tensor) -> Tensor:
@@ -65,14 +69,17 @@ class Network:
         assert isinstance(found, Tensor)  # as what it calls gives it
         return found
 
+    def segmented(self, batches: Batches) -> Iterator[tuple[Batch, Tensor]]:
+        """Every batch, with its label maps."""
+        for batch in batches.ordered():
+            images, missing = batch.images, batches.batch - len(batch.images)
+            if missing and self.compiled and self.patch is None:  # a smaller batch would be compiled for by itself
+                images = torch.cat([images, images[:1].expand(missing, *images.shape[1:])])
+            yield batch, self.segment(images)[: len(batch.images)]
+
     def confusion(self, batches: Batches, classes: int) -> Tensor:
         """The confusion matrix of every item, `[N, C, C]`, on the device."""
-        count = batches.batch if self.patch is None else 1
-        found = []
-        for batch in batches.ordered():
-            guess = self.segment(_filled(batch.images, count))[: len(batch.labels)]
-            found.append(confusion(guess, batch.labels, classes))
-        return torch.cat(found)
+        return torch.cat([confusion(guess, batch.labels, classes) for batch, guess in self.segmented(batches)])
 
 
 def patch_for(prepared: Prepared) -> tuple[int, int, int]:
@@ -90,10 +97,5 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 @cache
 def _compiled() -> Any:
     """Compiled once a process: a second run with a network of the same shape finds it ready."""
+    torch._dynamo.config.recompile_limit = 2 * NETWORKS  # each for training and for evaluation
     return torch.compile(_forward)
-
-
-def _filled(images: Tensor, count: int) -> Tensor:
-    """Filled up to `count` images: a last, smaller batch would be compiled for by itself."""
-    missing = count - len(images)
-    return torch.cat([images, images[:1].expand(missing, *images.shape[1:])]) if missing > 0 else images

@@ -3,55 +3,44 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from tqdm import tqdm
 
 from polydice.data.batches import Batches
-from polydice.data.prepare import Prepared, PreparedCase
+from polydice.data.prepare import Prepared
 from polydice.training.inference import Network
-from polydice.training.metrics import Surface, confusion, evaluate, surface
+from polydice.training.metrics import confusion, dice_per_class, evaluate, surface
 
 
 def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int, surfaces: bool) -> dict[str, Any]:
-    """`test`: the scores of all cases; `cases`: of each its confusion matrix and, if wanted, its surface distances.
+    """`test`: the scores of all cases; `cases`: of each its confusion matrix, its Dice of every class and, if wanted,
+    its surface distances. A number that does not exist is None.
 
-    Slices are put back into their volumes first; distances are in millimetres where the spacing is known.
+    Slices are put back into their volumes first. Distances are in millimetres if the spacing of every case is known:
+    else they would have no common mean.
     """
     chosen = [prepared.cases[case] for case in cases]
-    maps = _segmented(network, prepared, chosen, batch)
-    classes = len(prepared.classes)
+    classes, in_mm = len(prepared.classes), all(case.spacing for case in chosen)
+    items = [item for case in chosen for item in case.items]
+    maps = (
+        (guess, labels)
+        for found, guesses in network.segmented(Batches(prepared, items, batch, network.device))
+        for guess, labels in zip(guesses.cpu(), found.labels.cpu(), strict=True)
+    )
     rows: list[dict[str, Any]] = []
     matrices, distances = [], []
-    for case, prediction in zip(chosen, maps, strict=True):
-        labels = torch.from_numpy(_whole([prepared.item(item)[1] for item in case.items], case.volume))
-        guess = torch.from_numpy(_whole(prediction, case.volume))
+    for case in tqdm(chosen, "testing", unit="case", disable=None):
+        guesses, truths = zip(*(next(maps) for _ in case.items), strict=True)
+        guess, labels = (torch.stack(each) if case.volume else each[0] for each in (guesses, truths))
         matrices.append(confusion(guess[None], labels[None], classes)[0])
         row = {"id": case.id, "group": case.group, "confusion": matrices[-1].tolist()}
+        row["dice"] = _plain(dice_per_class(matrices[-1]))
         if surfaces:
-            distances.append(surface(guess, labels, classes, case.spacing))
-            row |= {"hd95": _plain(distances[-1], "hd95"), "nsd": _plain(distances[-1], "nsd")}
+            distances.append(surface(guess, labels, classes, case.spacing if in_mm else None))
+            row |= {"hd95": _plain(distances[-1].hd95), "nsd": _plain(distances[-1].nsd)}
         rows.append(row)
     return {"test": evaluate(torch.stack(matrices), distances), "cases": rows}
 
 
-def _segmented(
-    network: Network, prepared: Prepared, cases: Sequence[PreparedCase], batch: int
-) -> list[list[NDArray[np.uint8]]]:
-    """The predicted label maps of each case's items."""
-    items = [item for case in cases for item in case.items]
-    maps = [
-        label_map
-        for each in Batches(prepared, items, batch, network.device).ordered()
-        for label_map in network.segment(each.images).cpu().numpy()
-    ]
-    found = iter(maps)
-    return [[next(found) for _ in case.items] for case in cases]
-
-
-def _whole(maps: Sequence[NDArray[np.uint8]], volume: bool) -> NDArray[np.uint8]:
-    return np.stack(maps) if volume else np.array(maps[0])
-
-
-def _plain(distances: Surface, name: str) -> list[float | None]:
-    return [None if value != value else value for value in getattr(distances, name).tolist()]
+def _plain(values: torch.Tensor) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]

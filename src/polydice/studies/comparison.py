@@ -1,0 +1,187 @@
+"""What a study says so far: on every data set and with every network, each loss beside the baseline."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from polydice.studies.published import Published, published
+from polydice.studies.recipe import slug
+from polydice.studies.selection import chosen
+from polydice.studies.statistics import Difference, Outcome, Score, Summary, difference, holm, signed_rank, summary
+from polydice.studies.statistics import verdict as sentence
+from polydice.studies.study import Finished, State, Study
+
+SCORES: tuple[Score, ...] = get_args(Score)
+
+Runs = dict[tuple[int, int], Finished]  # by seed and fold
+
+
+class Paired(NamedTuple):
+    """A loss against the baseline, over the seeds and folds that both have."""
+
+    differences: Mapping[Score, Difference]
+    p: float | None  # Wilcoxon's, of dice_global
+    problem: str  # why there is no difference; empty where there is one
+
+
+@dataclass(frozen=True)
+class Row:
+    """A loss on a data set with a network. What cannot be computed yet is not in the mappings."""
+
+    loss: str
+    states: Counter[State]  # of all its runs, those for the choice of a value among them
+    counting: Runs  # those that count: where there are values, the one that was chosen
+    scores: Mapping[Score, Summary]
+    differences: Mapping[Score, Difference]  # to the baseline
+    p: float | None  # Wilcoxon's, of dice_global, after Holm's correction
+    verdict: str  # empty for the baseline
+    published: Published | None
+
+    @property
+    def planned(self) -> int:
+        return self.states.total()
+
+    @property
+    def to_published(self) -> float | None:
+        """Points of Dice above the published figure."""
+        if self.published is None or "dice_global" not in self.scores:
+            return None
+        return 100 * self.scores["dice_global"].mean - float(self.published.mean)
+
+    @cached_property
+    def values(self) -> dict[int, list[str]]:
+        """Of each fold, the values that were chosen, by seed; empty for a loss without a list of them."""
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for (_, fold), each in sorted(self.counting.items()):
+            if each.run.value:
+                found[fold].append(each.run.value)
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    dataset: str
+    model: str
+    baseline: str
+    rows: tuple[Row, ...]  # as the recipe has the losses
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.model}"
+
+    @property
+    def slug(self) -> str:
+        return f"{slug(self.dataset)}-{slug(self.model)}"
+
+    @property
+    def highest(self) -> str:
+        """The loss with the highest mean; empty where none has one."""
+        scored = [row for row in self.rows if "dice_global" in row.scores]
+        return max(scored, key=lambda row: row.scores["dice_global"].mean).loss if scored else ""
+
+
+def compare(study: Study) -> list[Comparison]:
+    """One comparison for every data set and network of the recipe, in its order."""
+    recipe = study.recipe
+    counting = chosen(study.finished(), {loss: len(variants) for loss, variants in recipe.losses.items()})
+    runs: defaultdict[tuple[str, str, str], Runs] = defaultdict(dict)
+    for entry, each in counting.items():
+        runs[entry.dataset, entry.model, entry.loss][entry.seed, entry.fold] = each
+    states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
+    for run in study.runs:
+        states[run.dataset, run.model, run.loss][study.state(run)] += 1
+
+    comparisons = []
+    for dataset, model in product(recipe.datasets, recipe.models):
+        baseline = runs[dataset, model, recipe.baseline]
+        others = [loss for loss in recipe.losses if loss != recipe.baseline]
+        paired = {loss: _paired(runs[dataset, model, loss], baseline) for loss in others}
+        adjusted = dict(zip(others, holm([paired[loss].p for loss in others]), strict=True))
+        rows = []
+        for loss in recipe.losses:
+            own, against = runs[dataset, model, loss], paired.get(loss, Paired({}, None, ""))
+            rows.append(
+                Row(
+                    loss, states[dataset, model, loss], own, _scores(own), against.differences, adjusted.get(loss),
+                    _said(loss, recipe.baseline, against, adjusted.get(loss)),
+                    _published(study, dataset, model, loss, own),
+                )
+            )  # fmt: skip
+        comparisons.append(Comparison(dataset, model, recipe.baseline, tuple(rows)))
+    return comparisons
+
+
+def whole_grid(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The most (seed, fold) of those given in which every seed has the same folds; of equally many, more folds.
+
+    A study that was stopped has some folds under one more seed; a mean over them all would weigh folds unequally.
+
+    >>> whole_grid([(0, 0), (0, 1), (0, 2), (1, 0)])
+    [(0, 0), (0, 1), (0, 2)]
+    """
+    folds: defaultdict[int, set[int]] = defaultdict(set)
+    for seed, fold in pairs:
+        folds[seed].add(fold)
+    by_size = sorted(folds, key=lambda seed: (-len(folds[seed]), seed))
+    grids = []
+    for count in range(1, len(by_size) + 1):
+        seeds = by_size[:count]
+        shared = set.intersection(*(folds[seed] for seed in seeds))
+        grids.append(sorted(product(seeds, shared)))
+    return max(grids, key=len, default=[])
+
+
+def _outcomes(runs: Runs, pairs: Iterable[tuple[int, int]]) -> list[Outcome]:
+    outcomes = []
+    for seed, fold in pairs:
+        cases = runs[seed, fold].result["cases"]
+        matrices = np.array([case["confusion"] for case in cases], np.int64)
+        outcomes.append(Outcome(seed, fold, tuple(case["group"] for case in cases), matrices))
+    return outcomes
+
+
+def _scores(runs: Runs) -> dict[Score, Summary]:
+    outcomes = _outcomes(runs, whole_grid(runs))
+    found = {}
+    for score in SCORES if outcomes else ():
+        try:
+            found[score] = summary(outcomes, score)
+        except ValueError:  # no case has a class that this score could count
+            continue
+    return found
+
+
+def _paired(runs: Runs, baseline: Runs) -> Paired:
+    pairs = whole_grid(runs.keys() & baseline.keys())
+    if not pairs:
+        return Paired({}, None, "no fold and seed has results of both")
+    own, other = _outcomes(runs, pairs), _outcomes(baseline, pairs)
+    found = {}
+    try:
+        for score in SCORES:
+            found[score] = difference(own, other, score)
+        return Paired(found, signed_rank(own, other, "dice_global").p, "")
+    except ValueError as problem:
+        return Paired(found, None, "" if "dice_global" in found else str(problem))
+
+
+def _said(loss: str, baseline: str, paired: Paired, p: float | None) -> str:
+    if "dice_global" in paired.differences:
+        return sentence(paired.differences["dice_global"], loss, baseline, p)
+    return f"{loss} cannot be compared with {baseline}: {paired.problem}." if paired.problem else ""
+
+
+def _published(study: Study, dataset: str, model: str, loss: str, runs: Runs) -> Published | None:
+    """By the recipe's own name of the data set, by that of its folder, and by what the data set calls itself."""
+    recipe = study.recipe
+    names = [dataset, Path(str(recipe.datasets[dataset].get("path", ""))).name]
+    names += [each.result["dataset"] for each in runs.values()]
+    models = (model, str(recipe.models[model].get("model", "")))
+    found = (published(name, network, loss) for name, network in product(names, models))
+    return next((figure for figure in found if figure), None)

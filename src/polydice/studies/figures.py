@@ -1,0 +1,92 @@
+"""Plots drawn with matplotlib, for files."""
+
+import math
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from polydice.studies.plots import Panel, Plot, Series
+from polydice.studies.style import GREY, RC
+
+PLAIN: dict[Any, Any] = RC | {"text.parse_math": False}  # a name with two $ in it is not a formula
+WIDTH, HEIGHT, ROW = 4.6, 3.4, 0.42  # inches of a panel, and of a line of an interval plot
+APART = 0.04  # between series over the same name, in the distance of two names
+
+
+def drawn(plot: Plot) -> Figure:
+    """The figure: its panels in rows of two, with one legend below."""
+    columns = min(2, len(plot.panels))
+    rows = math.ceil(len(plot.panels) / columns)
+    width = WIDTH * columns + 0.4
+    names = (
+        [] if plot.kind == "intervals" else dict.fromkeys(each.name for panel in plot.panels for each in panel.series)
+    )
+    in_line = max(1, int(width / (0.6 + 0.075 * max(map(len, names), default=1))))  # as inches of a name at 9 points
+    legend_lines = math.ceil(len(names) / in_line)
+    ticks = max(len(panel.ticks) for panel in plot.panels)
+    height = rows * (ROW * ticks + 1.1 if plot.kind == "intervals" else HEIGHT) + 0.5 + 0.2 * legend_lines
+    with rc_context(PLAIN):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.suptitle(plot.title, x=0.01, ha="left", fontsize=12)
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, plot.panels, strict=False):
+            if plot.kind == "intervals":
+                _intervals(axes, panel)
+            else:
+                _lines(axes, panel, plot.kind)
+        for axes in grid[len(plot.panels) :]:
+            axes.set_visible(False)
+        if names:
+            handles, labels = _legend(grid)
+            even = math.ceil(len(names) / legend_lines)
+            figure.legend(handles, labels, loc="outside lower center", ncols=even, fontsize=9)
+    return figure
+
+
+def _lines(axes: Axes, panel: Panel, kind: str) -> None:
+    for number, series in enumerate(panel.series):
+        aside = APART * (number - (len(panel.series) - 1) / 2) if panel.ticks else 0  # bars do not hide each other
+        places, y, low, high = zip(*series.points, strict=True)
+        x = [place + aside for place in places]
+        dashes, mark = "--" if series.dashed else "-", "" if kind == "curves" else "o"
+        axes.plot(x, y, dashes, marker=mark, label=series.name, color=series.colour, linewidth=1.6, markersize=4)
+        if kind == "curves":
+            axes.fill_between(x, low, high, color=series.colour, alpha=0.12, linewidth=0)
+        elif low != high:
+            axes.errorbar(x, y, _reach(series), fmt="none", color=series.colour, capsize=2, linewidth=1.2)
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.margins(x=0.08)
+    elif kind == "curves":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+
+
+def _intervals(axes: Axes, panel: Panel) -> None:
+    axes.axvline(0, color=GREY, linewidth=1)
+    for series in panel.series:
+        place, value = series.points[0].x, series.points[0].y
+        axes.errorbar(value, place, xerr=_reach(series), fmt="o", color=series.colour, markersize=6, capsize=4)
+    axes.set_yticks(range(len(panel.ticks)), panel.ticks)
+    axes.set_ylim(len(panel.ticks) - 0.5, -0.5)
+    axes.set(title=panel.title, xlabel=panel.y)
+    axes.grid(axis="x", color="#E6E6E6", linewidth=0.8)
+
+
+def _reach(series: Series) -> list[list[float]]:
+    """How far the bars go down and up from the points."""
+    below = [point.y - point.low for point in series.points]
+    return [below, [point.high - point.y for point in series.points]]
+
+
+def _legend(grid: Any) -> tuple[list[Any], list[str]]:
+    """Each name once, though it stands in several panels."""
+    found: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)

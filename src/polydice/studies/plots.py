@@ -1,0 +1,203 @@
+"""What a report plots, as numbers: `figures` draws it into files, the page draws it anew with what one can touch.
+
+Every Dice is in percent. Losses and values of a parameter are compared over the same runs, and the error bars are
+standard errors after the differences between these runs, which all of them share, are taken out.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from polydice.studies.comparison import Comparison, Runs
+from polydice.studies.families import SYMBOLS, line_title, lines, member
+from polydice.studies.recipe import Variant, slug
+from polydice.studies.study import Finished, Study
+from polydice.training.metrics import STRATA
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    colour: str
+    points: tuple[Point, ...]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    x: str  # what the axes show
+    y: str
+    series: tuple[Series, ...]
+    ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
+
+
+@dataclass(frozen=True)
+class Plot:
+    name: str  # of its files
+    title: str
+    caption: str
+    kind: Literal["curves", "points", "intervals"]  # with bands; with error bars; these lying, with a line at 0
+    panels: tuple[Panel, ...]
+
+
+def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> Plot | None:
+    """The difference of each loss to the baseline, with its 95 % interval: a panel for each data set and network."""
+    panels = []
+    for each in comparisons:
+        rows = [row for row in each.rows if "dice_global" in row.differences]
+        series = []
+        for place, row in enumerate(rows):
+            found = row.differences["dice_global"]
+            point = Point(place, 100 * found.mean, 100 * found.low, 100 * found.high)
+            series.append(Series(row.loss, colour[row.loss], (point,)))
+        if series:
+            axis = f"percentage points above {each.baseline}"
+            panels.append(Panel(each.title, "", axis, tuple(series), tuple(row.loss for row in rows)))
+    caption = "An interval that holds 0 means that these runs cannot tell the loss from the baseline."
+    return Plot("intervals", "Difference to the baseline", caption, "intervals", tuple(panels)) if panels else None
+
+
+def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+    """Loss and validation Dice against the epoch: the mean of the runs that count, and their range."""
+    panels = []
+    for key, factor, title in (("loss", 1, "Training loss"), ("dice_global", 100, "Validation Dice, %")):
+        series = []
+        for row in comparison.rows:
+            by_epoch: defaultdict[int, list[float]] = defaultdict(list)
+            for each in row.counting.values():
+                for line in _history(study, each):
+                    if line.get(key) is not None:
+                        by_epoch[line["epoch"]].append(factor * line[key])
+            points = [Point(epoch, _mean(seen), min(seen), max(seen)) for epoch, seen in sorted(by_epoch.items())]
+            if len(points) > 1:
+                series.append(Series(row.loss, colour[row.loss], tuple(points)))
+        if series:
+            panels.append(Panel(title, "epoch", "", tuple(series)))
+    caption = "Mean of the runs, and their range. The losses measure different things: only their course compares."
+    name = f"training-{comparison.slug}"
+    return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
+
+
+def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+    """Dice of a case against how much foreground it has, by the quarters of the test cases."""
+    shown = [row for row in comparison.rows if row.counting]
+    pairs = _shared(row.counting for row in shown) if shown else []
+    points: defaultdict[str, list[Point]] = defaultdict(list)
+    for place, stratum in enumerate(STRATA):
+        scores = [[_stratum_dice(row.counting[pair], stratum) for row in shown] for pair in pairs]
+        scores = [run for run in scores if not any(map(math.isnan, run))]
+        for row, (mean, error) in zip(shown, _compared(scores) if scores else (), strict=False):
+            points[row.loss].append(_bar(place, mean, error))
+    if not points:
+        return None
+    series = tuple(Series(loss, colour[loss], tuple(each)) for loss, each in points.items())
+    panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA)
+    caption = (
+        "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and seeds that all of "
+        "these losses have, ± standard error."
+    )
+    title = f"Dice against foreground size: {comparison.title}"
+    return Plot(f"sizes-{comparison.slug}", title, caption, "points", (panel,))
+
+
+def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> Iterator[Plot]:
+    """Test and validation Dice against each parameter that has several values, as in the paper's last two figures."""
+    every: defaultdict[tuple[str, str], dict[Variant, Runs]] = defaultdict(lambda: defaultdict(dict))
+    for each in study.finished():
+        run = each.run
+        variant = Variant(run.loss, run.value, run.expression)
+        every[run.dataset, run.model][variant][run.seed, run.fold] = each
+    for parameter, by_line in lines(study.recipe).items():
+        for model in study.recipe.models:
+            panels = [
+                _effect(each, parameter, by_line, every[each.dataset, model], colour)
+                for each in comparisons
+                if each.model == model
+            ]
+            caption = (
+                "Mean over the folds and seeds in which every value is trained, ± standard error. Dashed: the same on "
+                "the validation part."
+            )
+            if any(panels):
+                name, title = f"effect-{parameter}-{slug(model)}", f"Effect of {SYMBOLS[parameter]}: {model}"
+                yield Plot(name, title, caption, "points", tuple(panel for panel in panels if panel))
+
+
+def _effect(
+    comparison: Comparison, parameter: str, by_line: Mapping[str, Sequence[Variant]], runs: Mapping[Variant, Runs],
+    colour: Mapping[str, str],
+) -> Panel | None:  # fmt: skip
+    variants = [variant for line in by_line.values() for variant in line]
+    pairs = _shared(runs.get(variant, {}) for variant in variants)
+    if not pairs:
+        return None
+    tested = [[100 * runs[variant][pair].result["test"]["dice_global"] for variant in variants] for pair in pairs]
+    seen = [[100 * runs[variant][pair].result["validation_dice_global"] for variant in variants] for pair in pairs]
+    test, validation = (dict(zip(variants, _compared(scores), strict=True)) for scores in (tested, seen))
+
+    values = sorted({member(variant).value for variant in variants})
+    named = parameter == "order"  # 1, 2, 3 and 10 stand side by side
+    places = {value: float(number) if named else value for number, value in enumerate(values)}
+    series = []
+    for line in by_line.values():
+        name, tint = line_title(line), colour[line[len(line) // 2].loss]
+        at = {variant: places[member(variant).value] for variant in line}
+        series.append(Series(name, tint, tuple(_bar(at[variant], *test[variant]) for variant in line)))
+        points = tuple(_bar(at[variant], validation[variant][0], 0) for variant in line)
+        series.append(Series(f"{name}, validation", tint, points, dashed=True))
+    baseline = next(row.counting for row in comparison.rows if row.loss == comparison.baseline)
+    if set(pairs) <= set(baseline):
+        level = _mean([100 * baseline[pair].result["test"]["dice_global"] for pair in pairs])
+        points = tuple(_bar(place, level, 0) for place in places.values())
+        series.append(Series(comparison.baseline, colour[comparison.baseline], points))
+    ticks = tuple(f"{value:g}" for value in values) if named else ()
+    return Panel(comparison.dataset, SYMBOLS[parameter], "Dice, %", tuple(series), ticks)
+
+
+def _bar(x: float, mean: float, error: float) -> Point:
+    return Point(x, mean, mean - error, mean + error)
+
+
+def _compared(scores: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Of scores `[runs, columns]` the mean of each column, and its standard error without the runs' own differences;
+    0 where a single run or column cannot tell it."""
+    table = np.array(scores)
+    runs, columns = table.shape
+    centred = table - table.mean(axis=1, keepdims=True)
+    errors = np.zeros(columns)
+    if runs > 1 and columns > 1:
+        errors = centred.std(axis=0, ddof=1) / math.sqrt(runs)
+        errors *= math.sqrt(columns / (columns - 1))  # the part of the variance that centring has taken
+    return list(zip(table.mean(axis=0).tolist(), errors.tolist(), strict=True))
+
+
+def _shared(runs: Iterable[Runs]) -> list[tuple[int, int]]:
+    """The seeds and folds that all have."""
+    return sorted(set.intersection(*(set(each) for each in runs)))
+
+
+def _stratum_dice(each: Finished, stratum: str) -> float:
+    found = each.result["test"]["strata"].get(stratum, {}).get("dice_case")
+    return math.nan if found is None else 100 * found
+
+
+def _history(study: Study, each: Finished) -> list[dict[str, Any]]:
+    path = study.run_folder(each.run) / "history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

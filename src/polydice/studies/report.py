@@ -1,0 +1,112 @@
+"""The report of a study, written into its folder: tables, figures and a page.
+
+Nothing in it depends on when, where or in how many parts the runs were made: a study that was stopped and gone on with
+has the same report as one that was not, to the last byte.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+
+from polydice import __version__
+from polydice.studies import tables
+from polydice.studies.comparison import Comparison, compare
+from polydice.studies.families import colours
+from polydice.studies.figures import PLAIN, drawn
+from polydice.studies.page import Section, Shown, page
+from polydice.studies.plots import Plot, effects, intervals, sizes, training
+from polydice.studies.qualitative import NotHereError, qualitative
+from polydice.studies.study import State, Study
+from polydice.studies.style import save
+from polydice.training.checkpoint import write_text
+
+WAITING: dict[State, str] = {"waiting": "not run", "no data": "not run, since the data set is not here"}
+COMMANDS = """\
+polydice study recipe.toml --data DATA --out DIR
+polydice report DIR"""
+
+
+def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) -> Path:
+    """Writes the report of what is finished; returns the path of its page. `comparisons` are the study's, if known."""
+    comparisons = compare(study) if comparisons is None else comparisons
+    out, recipe = study.folder / "report", study.recipe
+    shared, sections = _drawn(study, comparisons, out / "figures")
+    overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
+    own = [table for section in sections for table in (section.results, section.choices) if table]
+    every, missing = [*overviews, *own], list(_missing(study, comparisons))
+
+    write_text(out / "tables.csv", tables.csv_text(comparisons))
+    write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
+    write_text(out / "tables.md", tables.document(recipe.title, recipe.about, comparisons, every, missing))
+    content = page(
+        title=recipe.title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
+        sections=sections, missing=missing, notes=tables.NOTES, versions=_versions(study), commands=COMMANDS,
+        recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
+    )  # fmt: skip
+    write_text(out / "report.html", content)
+    return out / "report.html"
+
+
+def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Shown], list[Section]]:
+    """The figures in their files: those that compare data sets, and those of each data set and network."""
+    colour = colours(study.recipe)
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier report's that this one has not would be taken for its own
+    folder.mkdir(parents=True)
+
+    def shown(plots: Iterable[Plot | None]) -> list[Shown]:
+        return [Shown(plot, save(drawn(plot), folder / plot.name)[0]) for plot in plots if plot]
+
+    sections = [
+        Section(each, shown([training(study, each, colour), sizes(each, colour)]), _pictures(study, each, folder))
+        for each in comparisons
+    ]
+    return shown([intervals(comparisons, colour), *effects(study, comparisons, colour)]), sections
+
+
+def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
+    try:
+        with rc_context(PLAIN):
+            return save(qualitative(study, comparison), folder / f"cases-{comparison.slug}")[1]
+    except NotHereError as reason:
+        return str(reason)
+
+
+def _facts(study: Study) -> Iterator[str]:
+    states = Counter(map(study.state, study.runs))
+    yield f"{states['done']} of {_count(len(study.runs), 'run')} done"
+    if states["failed"]:
+        yield f"{states['failed']} failed"
+    yield _count(len(study.recipe.folds), "fold")
+    yield _count(len(study.recipe.seeds), "seed")
+    yield f"baseline: {study.recipe.baseline}"
+
+
+def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """A line for each run that failed, with why, and for each loss that has runs left."""
+    for run in study.runs:
+        if study.state(run) == "failed":
+            value = f", {run.value}" if run.value else ""
+            why = study.error(run).strip().partition("\n")[0].replace(str(study.folder), "DIR")
+            yield f"{run.dataset}, {run.model}, {run.loss}{value}, fold {run.fold}, seed {run.seed}: failed: {why}"
+    for each in comparisons:
+        for row in each.rows:
+            for state, why in WAITING.items():
+                if row.states[state]:
+                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}"
+
+
+def _versions(study: Study) -> str:
+    """What trained the runs; several where a study went on elsewhere."""
+    found: Counter[str] = Counter()
+    for each in study.finished():
+        versions = ", ".join(f"{name} {version}" for name, version in each.result["versions"].items())
+        found[f"{versions}, on {each.result['device']}"] += 1
+    told = "; ".join(f"{_count(count, 'run')} with {what}" for what, count in sorted(found.items()))
+    return f"{told}. Report by polydice {__version__}." if told else f"Report by polydice {__version__}."
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,44 @@
+"""`polydice report`: the tables, figures and page of a study."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def report(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> int:
+    """Writes the report of a study from the runs that are finished, into DIR/report.
+
+    report.html is the whole report on one page that needs no network; tables.md, tables.tex and tables.csv are its
+    tables, figures/ has its figures as SVG and PNG. A study that still runs can be reported on at any time. The exit
+    status is 2 if the folder holds no study, and else 0.
+
+    Example: polydice report runs/demo
+
+    Args:
+        folder: the folder of the study.
+        json_output: print the table as JSON instead of the path of the page.
+    """
+    from polydice.studies.comparison import compare
+    from polydice.studies.report import write_report
+    from polydice.studies.study import open_study
+    from polydice.studies.tables import record
+
+    try:
+        study = open_study(folder)
+        comparisons = compare(study)
+        path = write_report(study, comparisons)
+    except (OSError, ValueError) as problem:
+        print(f"polydice report: {problem}", file=sys.stderr)
+        return 2
+    if json_output:
+        rows = [record(each, row) for each in comparisons for row in each.rows]
+        print(json.dumps({"report": str(path), "baseline": study.recipe.baseline, "rows": rows}, indent=1))
+    else:
+        print(path)
+    return 0

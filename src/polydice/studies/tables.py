@@ -1,0 +1,201 @@
+"""A study's tables: built once, and written as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from polydice.studies.comparison import SCORES, Comparison, Row
+from polydice.studies.families import SYMBOLS
+from polydice.studies.published import SOURCE
+from polydice.studies.statistics import Score, Summary
+
+NOTES = (
+    "Dice is dice_global: one confusion matrix over all test pixels, Dice of each class, mean over the classes with "
+    "the background. Dice per case is the mean over the foreground classes of a case, then over the cases. Both are in "
+    "percent, mean ± standard deviation over the folds; the highest mean is bold, which proves nothing by itself.",
+    "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
+    "Seed noise is the standard deviation of the mean from seed to seed.",
+    f"The paper is {SOURCE}.",
+)
+# What LaTeX would act on, or does not know.
+SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
+SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+SPECIAL |= {"±": r"$\pm$", "−": "$-$", "ε": r"$\varepsilon$", "κ": r"$\kappa$", "γ": r"$\gamma$", "|": "$|$"}
+
+
+class Cell(NamedTuple):
+    text: str
+    order: float | None = None  # what a column is sorted by, where it is not the text
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def results(comparison: Comparison) -> Table:
+    """Each loss's scores, the paper's where it has this data set and network, and the differences to the baseline."""
+    paper = next((row.published.table for row in comparison.rows if row.published), "")
+    header = ["Loss", "Dice", *([f"Paper, {paper}", "Ours − paper"] if paper else [])]
+    header += [f"Difference to {comparison.baseline}", "Seed noise", "Dice per case", "Difference, per case", "Runs"]
+    rows = []
+    for row in comparison.rows:
+        score, case = (row.scores.get(each) for each in SCORES)
+        cells = [Cell(row.loss), _mean(score, state(row), bold=row.loss == comparison.highest)]
+        if paper:
+            cells.append(Cell(str(row.published or ""), row.published and float(row.published.mean)))
+            cells.append(Cell(_signed(row.to_published), row.to_published))
+        noise = score.seed_noise if score else None
+        cells += [_difference(row, "dice_global"), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
+        cells += [_mean(case), _difference(row, "dice_case"), _runs(row)]
+        rows.append(tuple(cells))
+    return Table(comparison.title, tuple(header), tuple(rows))
+
+
+def overview(comparisons: Sequence[Comparison], model: str) -> Table:
+    """A network's losses by data set, as the paper's tables have them, its own figures in brackets."""
+    mine = [each for each in comparisons if each.model == model]
+    rows = []
+    for place, first in enumerate(mine[0].rows):
+        cells = [Cell(first.loss)]
+        for each in mine:
+            row = each.rows[place]
+            cell = _mean(row.scores.get("dice_global"), state(row), bold=row.loss == each.highest)
+            cells.append(cell._replace(text=f"{cell.text} ({row.published})" if row.published else cell.text))
+        rows.append(tuple(cells))
+    paper = ", in brackets the paper's" if any(row.published for each in mine for row in each.rows) else ""
+    return Table(f"{model}: Dice by data set{paper}", ("Loss", *(each.dataset for each in mine)), tuple(rows))
+
+
+def choices(comparison: Comparison) -> Table | None:
+    """The values that were chosen on validation, fold by fold, in the order of the seeds."""
+    listed = [row for row in comparison.rows if row.values]
+    if not listed:
+        return None
+    folds = sorted({fold for row in listed for fold in row.values})
+    rows = tuple((Cell(row.loss), *(Cell(_chosen(row.values.get(fold, []))) for fold in folds)) for row in listed)
+    return Table("Chosen on validation, seed by seed", ("Loss", *(f"Fold {fold}" for fold in folds)), rows)
+
+
+def state(row: Row) -> str:
+    """What there is instead of a score."""
+    if row.states["done"]:
+        return "unfinished"
+    return "failed" if row.states["failed"] else "no data" if row.states["no data"] else "not run"
+
+
+def record(comparison: Comparison, row: Row) -> dict[str, Any]:
+    """A row as numbers, in percent: the line of the CSV file, and what `--json` prints."""
+    found: dict[str, Any] = {"dataset": comparison.dataset, "model": comparison.model, "loss": row.loss}
+    found |= {"runs_planned": row.planned, "runs_done": row.states["done"], "runs_failed": row.states["failed"]}
+    for score in SCORES:
+        scored, apart = row.scores.get(score), row.differences.get(score)
+        found |= {
+            score: scored and _percent(scored.mean),
+            f"{score}_sd": scored and _percent(scored.sd),
+            f"{score}_seed_noise": scored and _percent(scored.seed_noise),
+            f"{score}_difference": apart and _percent(apart.mean),
+            f"{score}_low": apart and _percent(apart.low),
+            f"{score}_high": apart and _percent(apart.high),
+        }
+    return found | {
+        "runs_counted": row.scores["dice_global"].runs if "dice_global" in row.scores else 0,
+        "p_holm": row.p,
+        "published": row.published and float(row.published.mean),
+        "published_sd": row.published and float(row.published.sd),
+        "to_published": None if row.to_published is None else round(row.to_published, 4),
+        "chosen": "; ".join(f"fold {fold}: {', '.join(values)}" for fold, values in row.values.items()),
+        "verdict": row.verdict,
+    }
+
+
+def csv_text(comparisons: Iterable[Comparison]) -> str:
+    """One line for each loss, data set and network."""
+    records = [record(each, row) for each in comparisons for row in each.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def document(
+    title: str, about: str, comparisons: Iterable[Comparison], tables: Iterable[Table], missing: Iterable[str]
+) -> str:
+    """Everything as one Markdown file: the sentences, the tables, what was not run."""
+    said = [
+        f"- {_plain(each.title)}: {_plain(row.verdict)}" for each in comparisons for row in each.rows if row.verdict
+    ]
+    parts = [f"# {_plain(title)}", _plain(about), "\n".join(said), *(markdown(table).strip() for table in tables)]
+    parts += ["\n".join(f"- {_plain(line)}" for line in missing), *NOTES]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def markdown(table: Table) -> str:
+    rows = [[f"**{_plain(cell.text)}**" if cell.bold else _plain(cell.text) for cell in row] for row in table.rows]
+    lines = [list(map(_plain, table.header)), ["---"] * len(table.header), *rows]
+    return f"### {_plain(table.title)}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def latex(table: Table) -> str:
+    """Takes \\usepackage{booktabs}."""
+    rows = [[rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row] for row in table.rows]
+    lines = [rf"  {' & '.join(row)} \\" for row in [list(map(_tex, table.header)), *rows]]
+    body = "\n".join([r"  \toprule", lines[0], r"  \midrule", *lines[1:], r"  \bottomrule"])
+    columns = "l" + "r" * (len(table.header) - 1)
+    return (
+        f"\\begin{{table}}\n  \\centering\n  \\caption{{{_tex(table.title)}}}\n"
+        f"  \\begin{{tabular}}{{{columns}}}\n{body}\n  \\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def _mean(score: Summary | None, otherwise: str = "", bold: bool = False) -> Cell:
+    if score is None:
+        return Cell(otherwise)
+    spread = "" if score.sd is None else f" ± {100 * score.sd:.2f}"
+    return Cell(f"{100 * score.mean:.2f}{spread}", score.mean, bold)
+
+
+def _difference(row: Row, score: Score) -> Cell:
+    found = row.differences.get(score)
+    if found is None:
+        return Cell("")
+    low, high = (f"{100 * end:.2f}".replace("-", "−") for end in (found.low, found.high))
+    return Cell(f"{_signed(100 * found.mean)} [{low}, {high}]", found.mean)
+
+
+def _chosen(values: Sequence[str]) -> str:
+    """`ε = 0.5, 0.0` of `epsilon=0.5` and `epsilon=0.0`; of losses with several parameters, all there is."""
+    parts = [value.partition("=") for value in values]
+    if not parts or any("=" in text for _, _, text in parts):
+        return "; ".join(values)
+    name = parts[0][0]
+    return f"{SYMBOLS.get(name, name)} = {', '.join(text for _, _, text in parts)}".replace("-", "−")
+
+
+def _runs(row: Row) -> Cell:
+    failed = f", {row.states['failed']} failed" if row.states["failed"] else ""
+    return Cell(f"{row.states['done']} of {row.planned}{failed}", row.states["done"])
+
+
+def _signed(points: float | None) -> str:
+    return "" if points is None else f"{points:+.2f}".replace("-", "−")
+
+
+def _percent(score: float | None) -> float | None:
+    return None if score is None else round(100 * score, 4)
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds nothing to act on."""
+    return re.sub(r"([\\`*_<>|#~]|\](?=\())", r"\\\1", " ".join(text.split()))
+
+
+def _tex(text: str) -> str:
+    return "".join(SPECIAL.get(character, character) for character in text)

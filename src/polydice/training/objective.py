@@ -1,0 +1,48 @@
+"""What a run minimises: its loss, over all processes and all resolutions of the logits."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from polydice.base import Loss, LossSum
+from polydice.losses import TvMFDiceLoss
+from polydice.training.expression import parse_loss
+from polydice.training.processes import Process
+
+
+def objective(text: str, process: Process) -> Loss | LossSum:
+    """The loss that `text` spells. What is summed over the batch is summed over the batches of all processes."""
+    loss = parse_loss(text)
+    for term in _terms(loss):
+        if "none" in (term.reduction, term.activation):
+            raise ValueError(f"loss {text!r}: 'none' will not do, a network gives logits and is trained on one number")
+        if process.world > 1 and any(each.over_batch for each in _terms(loss)):
+            term.process_group = dist.group.WORLD  # of all terms, since they must agree: the others do not sum
+    return loss
+
+
+def supervised(loss: Loss | LossSum, logits: Tensor | list[Tensor], labels: Tensor) -> Tensor:
+    """The loss; of logits at several resolutions the mean, each with half the weight of the one before."""
+    if isinstance(logits, Tensor):
+        value: Tensor = loss(logits, labels)
+        return value
+    weights = [0.5**level for level in range(len(logits))]
+    total = labels.new_zeros((), dtype=torch.float32)
+    for weight, each in zip(weights, logits, strict=True):
+        smaller = F.interpolate(labels[:, None].float(), each.shape[2:], mode="nearest-exact")[:, 0]
+        total = total + weight / sum(weights) * loss(each, smaller.to(labels.dtype))
+    return total
+
+
+def adapt_kappa(loss: Loss | LossSum, dice_per_class: Tensor) -> None:
+    """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
+    for term in _terms(loss):
+        if isinstance(term, TvMFDiceLoss):
+            term.update_kappa(dice_per_class.nan_to_num(0.0))
+
+
+def _terms(loss: Loss | LossSum) -> Iterator[Loss]:
+    yield from (term for _, term in loss.terms) if isinstance(loss, LossSum) else [loss]

@@ -1,0 +1,81 @@
+"""What one sees of a run: a progress bar, `history.jsonl` with a line an epoch, and TensorBoard if wanted."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from polydice.training.checkpoint import CheckpointError, write_text
+from polydice.training.config import Settings
+
+HISTORY = "history.jsonl"
+SCALARS = ("loss", "rate", "dice_global", "dice_case")  # that TensorBoard draws
+
+Row = dict[str, Any]  # an epoch
+
+
+class Watch:
+    """Only the first of several processes shows anything. `bar` counts steps."""
+
+    def __init__(self, settings: Settings, history: Sequence[Row], steps: int, first: bool) -> None:
+        self.path, self.first = settings.out / HISTORY, first
+        self.bar = tqdm(
+            desc=settings.out.name, total=settings.epochs * steps, initial=len(history) * steps, unit="step",
+            disable=None if first else True,
+        )  # fmt: skip
+        self.shown: dict[str, str] = {}
+        self.board = _tensorboard(settings.out) if first and settings.track == "tensorboard" else None
+        if first and (history or self.path.exists()):  # epochs after the last checkpoint are done again
+            write_history(self.path, history)
+        for row in history:
+            self._draw(row)
+
+    def show(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._draw(row)
+        if self.first:
+            try:
+                with self.path.open("a") as file:
+                    file.write(_lines(rows))
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot write {self.path}: {error.strerror}; what was saved is untouched: resume from it once the "
+                    "folder can be written to"
+                ) from error
+
+    def _draw(self, row: Row) -> None:
+        self.shown |= {"epoch": str(row["epoch"]), "loss": f"{row['loss']:.4f}", "rate": f"{row['rate']:.1e}"}
+        if "dice_global" in row:
+            self.shown["dice"] = f"{row['dice_global']:.4f}"
+        self.bar.set_postfix(self.shown)
+        if self.board is not None:
+            for name in SCALARS:
+                if row.get(name) is not None:
+                    self.board.add_scalar(name, row[name], row["step"])
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def write_history(path: Path, rows: Sequence[Row]) -> None:
+    write_text(path, _lines(rows))
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--track tensorboard needs TensorBoard: pip install 'polydice[track]'") from error
+    # What a run that was stopped has drawn is void, and drawn again: its last minutes may be lost, or done again.
+    return SummaryWriter(folder / "tensorboard", purge_step=0)

@@ -1,0 +1,83 @@
+"""Studies whose results are written by hand: what a report says must follow from them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from polydice.studies.recipe import Planned
+from polydice.studies.study import Study, create
+from polydice.training.metrics import evaluate
+
+RECIPE = """
+title = "Made up"
+baseline = "Dice"
+folds = [0, 1, 2]
+seeds = [0, 1]
+
+[datasets.cvc-clinicdb]
+path = "cvc-clinicdb"
+
+[datasets.mine]
+path = "mine"
+
+[models.unet]
+
+[losses]
+"Dice" = "DiceLoss()"
+"Focal Tversky" = "FocalTverskyLoss()"
+"PolyDice-1" = { loss = "PolyDice1Loss({epsilon})", epsilon = [-0.3, 0.5] }
+"""
+ONE_SET = RECIPE.replace('[datasets.mine]\npath = "mine"\n', "")
+LEVELS = {"Dice": 0.7, "Focal Tversky": 0.5, "PolyDice-1": 0.8}  # the share of a lesion that is found
+
+
+def everything(run: Planned) -> bool:
+    return True
+
+
+def study_in(folder: Path, wanted: Callable[[Planned], bool] = everything, recipe: str = RECIPE) -> Study:
+    """The study of a recipe, the wanted runs of which have a result."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "made-up.toml"
+    path.write_text(recipe, encoding="utf-8")
+    for name in ("cvc-clinicdb", "mine"):
+        (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+    study = create(path, folder / "study", folder / "data", folder / "cache")
+    for run in filter(wanted, study.runs):
+        finish(study, run)
+    return study
+
+
+def finish(study: Study, run: Planned) -> None:
+    """Writes a result: eight cases of a thousand pixels, in four groups, as large and as well found as the fold, the
+    seed and the loss have it."""
+    truth = np.random.default_rng(run.fold).integers(20, 300, 8)
+    noise = np.random.default_rng(crc32(str(run.place).encode())).normal(0, 0.01, 8)
+    found = (truth * (LEVELS.get(run.loss, 0.6) + 0.02 * run.fold + noise)).astype(int)
+    matrices = torch.tensor([[[1000 - size, 0], [size - hit, hit]] for size, hit in zip(truth, found, strict=True)])
+    cases = [
+        {"id": f"case-{run.fold}-{number}", "group": f"group-{number // 2}", "confusion": matrix}
+        for number, matrix in enumerate(matrices.tolist())
+    ]
+    scores = evaluate(matrices)
+    result = {
+        "dataset": run.dataset,
+        "prepared": "nowhere",
+        "validation_dice_global": scores["dice_global"] + (0.01 if run.value == "epsilon=0.5" else 0),
+        "test": scores,
+        "cases": cases,
+        "versions": {"polydice": "0", "torch": "0"},
+        "device": "cpu",
+    }
+    folder = study.run_folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result))
+    rows = [
+        {"epoch": epoch, "loss": 1 / epoch + run.seed, "dice_global": scores["dice_global"] * epoch / 3}
+        for epoch in (1, 2, 3)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polydice.studies.comparison import Comparison, Row, compare, whole_grid
+from polydice.studies.study import Study
+from tests.studies.made_up import RECIPE, everything, study_in
+
+
+def row(comparison: Comparison, loss: str) -> Row:
+    return next(row for row in comparison.rows if row.loss == loss)
+
+
+def scores(study: Study, dataset: str, loss: str, value: str = "") -> np.ndarray:
+    """`[seeds, folds]` of the results as they are on disk."""
+    found = {
+        (run.seed, run.fold): result["test"]["dice_global"]
+        for run, result in study.finished()
+        if (run.dataset, run.loss, run.value) == (dataset, loss, value)
+    }
+    return np.array([[found[seed, fold] for fold in (0, 1, 2)] for seed in (0, 1)])
+
+
+def test_the_numbers_follow_from_the_results(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    comparisons = compare(study)
+    assert [each.title for each in comparisons] == ["cvc-clinicdb, unet", "mine, unet"]
+    for each in comparisons:
+        dice = scores(study, each.dataset, "Dice")
+        found = row(each, "Dice").scores["dice_global"]
+        assert found.mean == pytest.approx(dice.mean(), abs=1e-12)
+        assert found.sd == pytest.approx(dice.mean(0).std(ddof=1), abs=1e-12)
+        assert found.seed_noise == pytest.approx(dice.mean(1).std(ddof=1), abs=1e-12)
+        other = scores(study, each.dataset, "PolyDice-1", "epsilon=0.5")  # validation was made to prefer it
+        apart = row(each, "PolyDice-1").differences["dice_global"]
+        assert apart.mean == pytest.approx((other - dice).mean(), abs=1e-12)
+        assert apart.low < apart.mean < apart.high
+        assert row(each, "PolyDice-1").values == {fold: ["epsilon=0.5"] * 2 for fold in (0, 1, 2)}
+        assert each.highest == "PolyDice-1"
+        assert "PolyDice-1 is better than Dice" in row(each, "PolyDice-1").verdict
+        assert "Focal Tversky is worse than Dice" in row(each, "Focal Tversky").verdict
+        assert not row(each, "Dice").verdict
+        assert not row(each, "Dice").differences
+
+
+def test_the_published_figure_is_beside_ours_where_the_paper_has_it(tmp_path: Path) -> None:
+    cvc, mine = compare(study_in(tmp_path))
+    focal = row(cvc, "Focal Tversky")
+    assert str(focal.published) == "80.93 ± 4.21"
+    assert focal.to_published == pytest.approx(100 * focal.scores["dice_global"].mean - 80.93)
+    assert all(row.published is None and row.to_published is None for row in mine.rows)
+
+
+@pytest.mark.parametrize(
+    "renamed", ['[datasets.polyps]\npath = "cvc-clinicdb"', '[datasets.CVC-ClinicDB]\npath = "mine"']
+)
+def test_a_data_set_is_known_by_its_folder_or_by_its_name(tmp_path: Path, renamed: str) -> None:
+    recipe = RECIPE.replace('[datasets.cvc-clinicdb]\npath = "cvc-clinicdb"', renamed)
+    assert str(row(compare(study_in(tmp_path, recipe=recipe))[0], "Dice").published) == "79.31 ± 4.69"
+
+
+def test_a_mean_is_over_whole_seeds() -> None:
+    assert whole_grid([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert whole_grid([(0, 0), (1, 0), (2, 0), (2, 1)]) == [(0, 0), (1, 0), (2, 0)]
+    assert whole_grid([(0, 0), (1, 1)]) in ([(0, 0)], [(1, 1)])
+    assert whole_grid([(0, 0), (0, 1), (1, 0), (2, 0)]) == [(0, 0), (1, 0), (2, 0)]
+    assert whole_grid([]) == []
+
+
+def test_a_study_that_was_stopped_compares_what_both_have(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: run.seed == 0 or (run.loss == "Dice" and run.fold == 0))
+    cvc = compare(study)[0]
+    assert row(cvc, "Dice").states == {"done": 4, "waiting": 2}
+    assert row(cvc, "Dice").scores["dice_global"].runs == 3, "seed 1 has one fold of three"
+    apart = row(cvc, "Focal Tversky").differences["dice_global"]
+    assert (apart.seeds, apart.folds) == (1, 3)
+
+
+def test_an_unfinished_choice_is_no_score(tmp_path: Path) -> None:
+    cvc = compare(study_in(tmp_path, lambda run: run.value != "epsilon=0.5"))[0]
+    poly = row(cvc, "PolyDice-1")
+    assert (poly.states["done"], poly.planned) == (6, 12)
+    assert not poly.scores
+    assert poly.verdict == "PolyDice-1 cannot be compared with Dice: no fold and seed has results of both."
+
+
+def test_without_a_baseline_there_are_scores_but_no_differences(tmp_path: Path) -> None:
+    cvc = compare(study_in(tmp_path, lambda run: run.loss != "Dice"))[0]
+    assert row(cvc, "Focal Tversky").scores
+    assert not any(row.differences for row in cvc.rows)
+    assert "cannot be compared" in row(cvc, "Focal Tversky").verdict
+
+
+def test_nothing_finished_is_no_error(tmp_path: Path) -> None:
+    for each in compare(study_in(tmp_path, lambda run: not everything(run))):
+        assert each.highest == ""
+        assert all(not row.scores and row.states == {"waiting": row.planned} for row in each.rows)

@@ -1,0 +1,54 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from polydice.studies.figures import drawn
+from polydice.studies.plots import Panel, Plot, Point, Series
+from polydice.studies.style import save
+
+SERIES = (
+    Series("Dice", "#000000", (Point(0, 1, 0.5, 2), Point(1, 2, 1, 3))),
+    Series("other", "#D55E00", (Point(0, 2, 2, 2), Point(1, 2.5, 2.5, 2.5)), dashed=True),
+)
+LINES = Plot("lines", "Title", "Caption.", "points", (Panel("panel", "x", "y", SERIES, ("a", "b")),))
+BARS = tuple(Series(name, "#0072B2", (Point(place, 1, -1, 4),)) for place, name in enumerate(("this", "that")))
+INTERVALS = Plot("bars", "Title", "", "intervals", (Panel("panel", "", "points", BARS, ("this", "that")),))
+
+
+@pytest.mark.parametrize("kind", ["curves", "points"])
+def test_a_line_is_where_its_points_are(kind: str) -> None:
+    plot = dataclasses.replace(LINES, kind=kind, panels=(dataclasses.replace(LINES.panels[0], ticks=()),))
+    (axes,) = drawn(plot).axes
+    line = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert line["Dice"] == [[0, 1], [1, 2]]
+    assert line["other"] == [[0, 2], [1, 2.5]]
+    assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("panel", "x", "y")
+
+
+def test_an_interval_lies_on_its_line() -> None:
+    (axes,) = drawn(INTERVALS).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["this", "that"]
+    bars = [collection.get_segments()[0].tolist() for collection in axes.collections]
+    assert bars == [[[-1, 0], [4, 0]], [[-1, 1], [4, 1]]]
+    assert axes.yaxis_inverted(), "the first on top"
+
+
+def test_panels_stand_in_pairs_and_share_a_legend() -> None:
+    figure = drawn(dataclasses.replace(LINES, panels=LINES.panels * 3))
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Dice", "other"]
+
+
+def test_a_name_is_no_formula_and_the_files_are_the_same_every_time(tmp_path: Path) -> None:
+    spiteful = "<b> $\\frac{1}$ & 50 %"
+    panel = dataclasses.replace(
+        LINES.panels[0], title=spiteful, series=(dataclasses.replace(SERIES[0], name=spiteful),)
+    )
+    plot = dataclasses.replace(LINES, title=spiteful, panels=(panel,))
+    first = [path.read_bytes() for path in save(drawn(plot), tmp_path / "first")]
+    second = save(drawn(plot), tmp_path / "second")
+    assert first == [path.read_bytes() for path in second]
+    with Image.open(second[1]) as image:
+        assert min(image.size) > 500

@@ -1,0 +1,108 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polydice.studies.comparison import compare
+from polydice.studies.families import colours
+from polydice.studies.plots import Panel, Plot, effects, intervals, sizes, training
+from polydice.studies.study import Study
+from tests.studies.made_up import RECIPE, study_in
+
+
+def drawn(panel: Panel) -> dict[str, list[tuple[float, ...]]]:
+    return {series.name: [tuple(point) for point in series.points] for series in panel.series}
+
+
+def plots(study: Study) -> list[Plot | None]:
+    comparisons, colour = compare(study), colours(study.recipe)
+    own = [plot for each in comparisons for plot in (training(study, each, colour), sizes(each, colour))]
+    return [intervals(comparisons, colour), *own, *effects(study, comparisons, colour)]
+
+
+def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    comparisons = compare(study)
+    plot = intervals(comparisons, colours(study.recipe))
+    assert [panel.title for panel in plot.panels] == ["cvc-clinicdb, unet", "mine, unet"]
+    for panel, each in zip(plot.panels, comparisons, strict=True):
+        assert panel.ticks == ("Focal Tversky", "PolyDice-1")
+        for place, row in enumerate(each.rows[1:]):
+            apart = row.differences["dice_global"]
+            assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, apart.low, apart.high)))]
+
+
+def test_training_is_the_mean_and_the_range_of_the_runs(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    plot = training(study, compare(study)[0], colours(study.recipe))
+    losses, dice = plot.panels
+    # 1/epoch + seed, for the seeds 0 and 1
+    assert drawn(losses)["Dice"] == [(1, 1.5, 1.0, 2.0), (2, 1.0, 0.5, 1.5), (3, pytest.approx(5 / 6), 1 / 3, 4 / 3)]
+    reached = [100 * each.result["test"]["dice_global"] for each in compare(study)[0].rows[0].counting.values()]
+    epoch, mean, low, high = drawn(dice)["Dice"][-1]
+    assert (epoch, low, mean, high) == pytest.approx((3, min(reached), np.mean(reached), max(reached)))
+
+
+def test_sizes_are_the_strata_of_the_results(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    comparison = compare(study)[0]
+    (panel,) = sizes(comparison, colours(study.recipe)).panels
+    assert panel.ticks == ("tiny", "small", "medium", "large")
+    for row in comparison.rows:
+        for place, name in enumerate(panel.ticks):
+            tested = [each.result["test"]["strata"][name]["dice_case"] for each in row.counting.values()]
+            assert drawn(panel)[row.loss][place][1] == pytest.approx(100 * np.mean(tested))
+
+
+def test_an_effect_is_the_mean_of_each_value_and_its_error_leaves_the_folds_out(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    (plot,) = effects(study, compare(study), colours(study.recipe))
+    assert (plot.name, plot.title) == ("effect-epsilon-unet", "Effect of ε: unet")
+    panel = plot.panels[0]
+    scores = np.array([
+        [
+            100 * next(result["test"]["dice_global"] for run, result in study.finished()
+                if (run.dataset, run.value, run.seed, run.fold) == ("cvc-clinicdb", f"epsilon={value}", seed, fold))
+            for value in (-0.3, 0.5)
+        ]
+        for seed in (0, 1) for fold in (0, 1, 2)
+    ])  # fmt: skip
+    points = np.array(drawn(panel)["PolyDice-1"])
+    np.testing.assert_allclose(points[:, 0], [-0.3, 0.5])
+    np.testing.assert_allclose(points[:, 1], scores.mean(0))
+    # With two values the error of each is that of their paired difference, over √2.
+    paired = np.diff(scores).std(ddof=1) / np.sqrt(len(scores)) / np.sqrt(2)
+    np.testing.assert_allclose(points[:, 3] - points[:, 1], paired)
+    assert set(drawn(panel)) == {"PolyDice-1", "PolyDice-1, validation", "Dice"}
+    dice = [point[1] for point in drawn(panel)["Dice"]]
+    assert dice == pytest.approx([100 * compare(study)[0].rows[0].scores["dice_global"].mean] * 2)
+
+
+def test_an_effect_is_seen_too_where_every_value_is_a_loss_of_its_own(tmp_path: Path) -> None:
+    head = RECIPE.partition("[losses]")[0]
+    recipe = head + '[losses]\nDice = "DiceLoss()"\n'
+    recipe += "".join(f'"DropDice, K = {order}" = "DropDiceLoss({order})"\n' for order in (10, 1, 2))
+    study = study_in(tmp_path, recipe=recipe)
+    (plot,) = effects(study, compare(study), colours(study.recipe))
+    assert plot.title == "Effect of K: unet"
+    assert plot.panels[0].ticks == ("1", "2", "10")
+    assert [point[0] for point in drawn(plot.panels[0])["DropDice"]] == [0, 1, 2]
+
+
+def test_what_is_not_there_is_not_plotted(tmp_path: Path) -> None:
+    assert plots(study_in(tmp_path / "nothing", lambda run: False)) == [None] * 5
+    one = plots(study_in(tmp_path / "one", lambda run: run.loss == "Dice" and run.dataset == "mine"))
+    assert [plot and plot.name for plot in one] == [None, None, None, "training-mine-unet", "sizes-mine-unet"]
+    half = study_in(tmp_path / "half", lambda run: run.value != "epsilon=0.5")
+    assert not any(plot and plot.name.startswith("effect") for plot in plots(half)), "no value to compare with"
+    for path in half.folder.rglob("history.jsonl"):
+        path.unlink()
+    assert not any(plot and plot.name.startswith("training") for plot in plots(half))
+
+
+def test_every_number_is_finite(tmp_path: Path) -> None:
+    for plot in plots(study_in(tmp_path)):
+        for panel in plot.panels:
+            assert np.isfinite([point for series in panel.series for point in series.points]).all()
+            assert dataclasses.asdict(panel)["series"]

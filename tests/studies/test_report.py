@@ -1,0 +1,131 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polydice.cli import main
+from polydice.studies.recipe import packaged
+from polydice.studies.report import write_report
+from polydice.studies.study import Study, create, open_study
+from tests.studies.conftest import real_study, train_runs
+from tests.studies.made_up import ONE_SET, study_in
+
+
+def files(study: Study) -> dict[str, bytes]:
+    report = study.folder / "report"
+    return {str(path.relative_to(report)): path.read_bytes() for path in sorted(report.rglob("*")) if path.is_file()}
+
+
+def test_a_report_has_its_tables_its_figures_and_its_page(trained: Study) -> None:
+    assert write_report(trained) == trained.folder / "report" / "report.html"
+    figures = ["cases-lesions-unet", "effect-epsilon-unet", "intervals", "sizes-lesions-unet", "training-lesions-unet"]
+    drawn = {f"figures/{name}.{kind}" for name in figures for kind in ("svg", "png")}
+    assert set(files(trained)) == {"report.html", "tables.csv", "tables.md", "tables.tex"} | drawn
+    page = (trained.folder / "report" / "report.html").read_text(encoding="utf-8")
+    assert "12 of 12 runs done" in page
+    assert "image/jpeg" in page, "the test cases"
+
+
+def test_stopped_gone_on_with_or_moved_the_report_is_the_same_to_the_last_byte(trained: Study, tmp_path: Path) -> None:
+    write_report(trained)
+    once = files(trained)
+    write_report(trained)
+    assert files(trained) == once
+
+    other = real_study(tmp_path)
+    backwards = list(reversed(other.runs))
+    train_runs(other, backwards[:5])
+    write_report(other)
+    assert files(other) != once
+    train_runs(other, backwards[5:])
+    write_report(open_study(other.folder))
+    assert files(other) == once
+
+    shutil.copytree(trained.folder, tmp_path / "moved" / "elsewhere")
+    moved = open_study(tmp_path / "moved" / "elsewhere")
+    shutil.rmtree(moved.folder / "report")
+    write_report(moved)
+    assert files(moved) == once
+
+
+def test_results_without_weights_and_images_are_reported_all_the_same(tmp_path: Path) -> None:
+    study = study_in(tmp_path, recipe=ONE_SET)
+    (study.folder / "report" / "figures").mkdir(parents=True)
+    (study.folder / "report" / "figures" / "cases-cvc-clinicdb-unet.png").touch()  # of an earlier report
+    page = write_report(study).read_text(encoding="utf-8")
+    assert "No pictures: the weights of these runs (best.safetensors) are not here." in page
+    assert not any(name.startswith("figures/cases") for name in files(study))
+    assert "| Dice |" in (study.folder / "report" / "tables.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (lambda run: False, "Focal Tversky cannot be compared with Dice"),
+        (lambda run: run.loss == "Dice", "PolyDice-1 cannot be compared with Dice"),
+        (lambda run: run.loss != "Dice", "Focal Tversky cannot be compared with Dice"),
+        (lambda run: run.fold == 0 and run.seed == 0, "All runs have one seed"),
+        (lambda run: run.value != "epsilon=0.5", "unfinished"),
+        (lambda run: run.seed == 0 or run.fold == 0, "PolyDice-1 is better than Dice"),
+    ],
+    ids=["nothing", "baseline alone", "no baseline", "one fold", "values left", "stopped"],
+)
+def test_a_part_of_a_study_has_a_report(wanted: object, told: str, tmp_path: Path) -> None:
+    page = write_report(study_in(tmp_path, wanted, ONE_SET)).read_text(encoding="utf-8")
+    assert told in page
+    assert "not run" in page
+
+
+def test_one_loss_has_a_report(tmp_path: Path) -> None:
+    recipe = ONE_SET.partition("[losses]")[0] + '[losses]\nDice = "DiceLoss()"\n'
+    page = write_report(study_in(tmp_path, recipe=recipe)).read_text(encoding="utf-8")
+    assert "There is nothing to compare yet." in page
+
+
+def test_what_failed_and_what_was_not_run_is_told(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: run.loss == "Dice")
+    failed = next(run for run in study.runs if run.value == "epsilon=-0.3")
+    study.run_folder(failed).mkdir(parents=True)
+    where = study.run_folder(failed)
+    (where / "error.txt").write_text(f"TrainingError: the loss became nan in {where}\n\nTraceback ...\n")
+    (tmp_path / "data" / "mine").rmdir()
+    write_report(study)
+    lines = (study.folder / "report" / "tables.md").read_text(encoding="utf-8").splitlines()
+    which = "cvc-clinicdb, unet, PolyDice-1, epsilon=-0.3, fold 0, seed 0"
+    assert f"- {which}: failed: TrainingError: the loss became nan in DIR/runs/{failed.place}" in lines
+    assert "- cvc-clinicdb, unet, Focal Tversky: 6 of 6 runs not run" in lines
+    assert "- mine, unet, Focal Tversky: 6 of 6 runs not run, since the data set is not here" in lines
+    assert "Traceback" not in "".join(lines)
+
+
+def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path, lambda run: False)
+    assert main(["report", str(study.folder)]) == 0
+    assert Path(capsys.readouterr().out.strip()) == study.folder / "report" / "report.html"
+
+
+def test_the_command_prints_the_table_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path, recipe=ONE_SET)
+    assert main(["report", str(study.folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["report"] == str(study.folder / "report" / "report.html")
+    assert told["baseline"] == "Dice"
+    focal = next(row for row in told["rows"] if row["loss"] == "Focal Tversky")
+    assert (focal["published"], focal["published_sd"]) == (80.93, 4.21)
+    assert focal["dice_global_low"] < focal["dice_global_difference"] < focal["dice_global_high"] < 0
+
+
+def test_a_folder_without_a_study_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"polydice report: {tmp_path} holds no study")
+    assert told.count("\n") == 1
+
+
+def test_every_packaged_recipe_has_a_report_before_it_is_run(tmp_path: Path) -> None:
+    for name in packaged():
+        study = create(name, tmp_path / name, tmp_path / "data", tmp_path / "cache")
+        page = write_report(study).read_text(encoding="utf-8")
+        assert "not run" in page
+        assert ("79.31 ± 4.69" in page) == (name in ("paper-unet", "order", "epsilon", "scale"))

@@ -1,0 +1,106 @@
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from polydice.studies.comparison import compare
+from polydice.studies.tables import Cell, Table, choices, csv_text, document, latex, markdown, overview, record, results
+from tests.studies.made_up import RECIPE, study_in
+
+SPITEFUL = r"<script>alert(1)</script> | 50 % of $x_1$ & {a} ~ ^ # \ *b* `c` [d](e)"
+
+
+def cells(table: Table, loss: str) -> dict[str, str]:
+    """The row of a loss, by the columns' names."""
+    row = next(row for row in table.rows if row[0].text == loss)
+    return dict(zip(table.header, (cell.text for cell in row), strict=True))
+
+
+def test_a_row_says_what_was_found_and_what_the_paper_has(tmp_path: Path) -> None:
+    cvc, mine = compare(study_in(tmp_path))
+    found = cells(results(cvc), "Focal Tversky")
+    row = cvc.rows[1]
+    score, apart = row.scores["dice_global"], row.differences["dice_global"]
+    assert found["Dice"] == f"{100 * score.mean:.2f} ± {100 * score.sd:.2f}"
+    assert found["Paper, Table 1"] == "80.93 ± 4.21"
+    assert found["Ours − paper"] == f"{100 * score.mean - 80.93:+.2f}".replace("-", "−")
+    wanted = f"{100 * apart.mean:+.2f} [{100 * apart.low:.2f}, {100 * apart.high:.2f}]".replace("-", "−")
+    assert found["Difference to Dice"] == wanted
+    assert found["Seed noise"] == f"{100 * score.seed_noise:.2f}"
+    assert found["Runs"] == "6 of 6"
+    assert not any("Paper" in name for name in results(mine).header)
+    assert [row[1].bold for row in results(cvc).rows] == [False, False, True], "the highest mean"
+
+
+def test_the_overview_is_the_papers_table(tmp_path: Path) -> None:
+    found = overview(compare(study_in(tmp_path)), "unet")
+    assert found.header == ("Loss", "cvc-clinicdb", "mine")
+    assert cells(found, "Dice")["cvc-clinicdb"].endswith(" (79.31 ± 4.69)")
+    assert "(" not in cells(found, "Dice")["mine"]
+
+
+def test_chosen_values_are_told_fold_by_fold(tmp_path: Path) -> None:
+    cvc = compare(study_in(tmp_path))[0]
+    assert cells(choices(cvc), "PolyDice-1") == {"Loss": "PolyDice-1"} | {f"Fold {k}": "ε = 0.5, 0.5" for k in range(3)}
+    two = RECIPE.replace("({epsilon})", "({epsilon}, smooth={smooth})").replace("0.5] }", "0.5], smooth = [1.0] }")
+    cvc = compare(study_in(tmp_path / "two", recipe=two))[0]
+    assert cells(choices(cvc), "PolyDice-1")["Fold 0"].count("smooth=1.0") == 2
+    assert choices(compare(study_in(tmp_path / "none", lambda run: False))[0]) is None
+
+
+def test_what_is_missing_is_marked(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: run.dataset == "cvc-clinicdb" and run.value == "epsilon=-0.3")
+    failed = next(run for run in study.runs if run.loss == "Focal Tversky")
+    study.run_folder(failed).mkdir(parents=True)
+    (study.run_folder(failed) / "error.txt").write_text("ValueError: no\n")
+    (tmp_path / "data" / "mine").rmdir()
+    cvc, mine = (results(each) for each in compare(study))
+    assert [cells(cvc, row[0].text)["Dice"] for row in cvc.rows] == ["not run", "failed", "unfinished"]
+    assert [cells(cvc, row[0].text)["Runs"] for row in cvc.rows] == ["0 of 6", "0 of 6, 1 failed", "6 of 12"]
+    assert {cells(mine, row[0].text)["Dice"] for row in mine.rows} == {"no data"}
+    assert cells(cvc, "Dice")["Paper, Table 1"] == "79.31 ± 4.69", "shown before anything is run"
+
+
+def test_one_fold_has_no_spread_over_folds(tmp_path: Path) -> None:
+    recipe = RECIPE.replace("folds = [0, 1, 2]", "folds = [0]")
+    cvc = compare(study_in(tmp_path, recipe=recipe))[0]
+    assert re.fullmatch(r"\d\d\.\d\d", cells(results(cvc), "Dice")["Dice"])
+
+
+def test_the_csv_holds_the_numbers(tmp_path: Path) -> None:
+    comparisons = compare(study_in(tmp_path))
+    rows = list(csv.DictReader(io.StringIO(csv_text(comparisons))))
+    assert [(row["dataset"], row["loss"]) for row in rows[:3]] == [("cvc-clinicdb", loss) for loss in
+        ("Dice", "Focal Tversky", "PolyDice-1")]  # fmt: skip
+    focal, expected = rows[1], record(comparisons[0], comparisons[0].rows[1])
+    assert {name: focal[name] for name in expected} == {
+        name: "" if value is None else str(value) for name, value in expected.items()
+    }
+    assert float(focal["published"]) == 80.93
+    assert float(focal["dice_global"]) - 80.93 == pytest.approx(float(focal["to_published"]), abs=1e-4)
+
+
+def test_names_stay_text_in_markdown_and_latex() -> None:
+    table = Table(SPITEFUL, ("Loss", SPITEFUL), ((Cell(SPITEFUL), Cell("1.00 ± 0.10", 1.0, bold=True)),))
+    lines = markdown(table).splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:]}) == 1, "as many columns in every line"
+    assert not re.search(r"(?<!\\)([<>`*]|\]\()", "".join(lines).replace("**1.00 ± 0.10**", ""))
+    written = latex(table)
+    assert r"\textbf{1.00 $\pm$ 0.10}" in written
+    body = re.sub(r"\\[&%$#_{}]", "", written)  # what is escaped is out of the game
+    assert body.count("&") == 2, "one between the columns of each row"
+    assert "%" not in body
+    assert "#" not in body
+    assert body.count("{") == body.count("}")
+    assert body.count("$") % 2 == 0
+
+
+def test_the_document_has_the_sentences_the_tables_and_what_is_missing(tmp_path: Path) -> None:
+    comparisons = compare(study_in(tmp_path))
+    found = document("Title", "About.", comparisons, [results(comparisons[0])], ["Dice: 1 of 2 runs not run"])
+    assert found.startswith("# Title\n\nAbout.\n\n- cvc-clinicdb, unet: Focal Tversky is worse than Dice")
+    assert "| Loss | Dice | Paper, Table 1 |" in found
+    assert "- Dice: 1 of 2 runs not run" in found
+    assert "arXiv:2606.23373" in found

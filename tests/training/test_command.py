@@ -1,0 +1,200 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polydice.cli import main
+from polydice.training.config import Settings
+from polydice.training.loop import train
+from tests.training.runs import ROOT, ended, options, python, small, train_until
+
+
+def failed(capsys: pytest.CaptureFixture[str], settings: Settings, *more: str) -> str:
+    """The one line that `polydice train` says when it fails."""
+    assert main(["train", *options(settings), *more]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("polydice train: ")
+    return said.err.removeprefix("polydice train: ").strip()
+
+
+def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = small(images, tmp_path / "run", epochs=2)
+    assert main(["train", *options(settings)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path / 'run'}: dice_global 0.")
+    assert said.out.endswith(" on 5 test cases (weights of epoch 1)\n") or "epoch 2" in said.out
+    assert said.err == ""
+    train(replace(settings, out=tmp_path / "other"))
+    assert ended(tmp_path / "run") == ended(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"data": Path("/nowhere")}, "/nowhere is not a folder"),
+        ({"loss": "DiceLos()"}, "loss 'DiceLos()': 'DiceLos()' is neither a number or text nor one of"),
+        ({"loss": "DiceLoss(weight=[1, 2, 3])"}, "weight has 3 entries, the logits have 2 classes"),
+        ({"batch": 16}, "15 items do not make one batch of 16: take a smaller batch"),
+        ({"folds": 2}, "folds must be at least 3, one part each to train, to validate and to test on: 2"),
+        ({"folds": 26}, "25 groups (patients, sequences) cannot be spread over 26 parts: take fewer folds"),
+        ({"flip": 1.5}, "flip=1.5 is no probability"),
+        ({"rotation": -1.0}, "rotation=-1.0: angles are drawn from ±rotation degrees"),
+        ({"size": 3}, "this U-Net takes [B, 1, H, W] with H and W at least 4; it was given [4, 1, 3, 3]"),
+        ({"layout": "nifty"}, "nifty"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used"),
+        ({"model": "unet3d", "patch": (8, 8, 8)}, "case 00000: it is a single image, not a volume"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_clear_line(
+    images: Path, tmp_path: Path, given: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert problem in failed(capsys, replace(small(images, tmp_path / "run", epochs=1), **given))
+
+
+def test_settings_that_cannot_be_are_refused_without_a_traceback(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, problem in [
+        (["--epochs", "0"], "epochs must be at least 1: 0"),
+        (["--epochs", "ten"], "--epochs"),
+        (["--model", "resnet"], "--model"),
+        (["--model", "unet3d", "--norm", "batch"], "unet3d has no norm: batch"),
+        (["--colour", "red"], "--colour"),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            main(["train", "--data", str(images), "--out", str(tmp_path / "run"), *wrong])
+        said = capsys.readouterr()
+        assert end.value.code == 2
+        assert problem in said.err + said.out
+        assert "Traceback" not in said.err + said.out
+
+
+def test_a_corrupt_checkpoint_is_one_clear_line_and_what_it_says_helps(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = small(images, tmp_path / "run", epochs=4, save_every=0.0)
+    train(replace(settings, out=tmp_path / "whole"))
+    train_until(3, settings)
+    last = tmp_path / "run" / "checkpoint-000003"
+    data = bytearray((last / "weights.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (last / "weights.safetensors").write_bytes(data)
+    line = failed(capsys, replace(settings, resume=True))
+    assert line == (
+        f"{last / 'weights.safetensors'} is damaged: its SHA-256 is not the one in its header; "
+        f"delete the folder {last} to resume from checkpoint-000002, which is intact"
+    )
+    shutil.rmtree(last)
+    assert main(["train", *options(replace(settings, resume=True))]) == 0
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "relief"),
+    [
+        ("fill(folder)", "No space left on device", "(folder / 'filled').unlink()"),
+        ("remount(folder, 'ro')", "Read-only file system", "remount(folder, 'rw')"),
+    ],
+)
+def test_a_disk_that_fails_loses_nothing(images: Path, tmp_path: Path, trouble: str, error: str, relief: str) -> None:
+    """On a file system of its own, which fills up or turns read-only while a run is under way."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f'mount -t tmpfs -o size=1m none "{disk}" && exec "$@"'
+    prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is not permitted here")
+    settings = small(images, tmp_path / "whole", epochs=40, save_every=0.0)
+    train(settings)
+    told = python(
+        "import subprocess\n"
+        "from polydice.cli import main\n"
+        "def fill(folder):\n"
+        "    with open(folder / 'filled', 'wb', buffering=0) as file, contextlib.suppress(OSError):\n"
+        "        while True: file.write(bytes(1000))\n"
+        "def remount(folder, how):\n"
+        "    command = ['mount', '-o', f'remount,{how}', folder]\n"
+        "    while subprocess.run(command, capture_output=True).returncode: pass  # it waits for files to be closed\n"
+        "def start(*more):\n"
+        "    child = os.fork()\n"
+        "    if child: return child\n"
+        "    torch.set_num_threads(1)\n"
+        "    os.dup2(1, 2)\n"
+        "    os._exit(main(['train', *sys.argv[2:], '--out', str(folder / 'run'), *more]))\n"
+        "folder = Path(sys.argv[1])\n"
+        "child = start()\n"
+        "while not (folder / 'run' / 'best.safetensors').exists(): time.sleep(0.001)\n"
+        f"{trouble}\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sorted(os.listdir(folder / 'run')), flush=True)\n"
+        f"{relief}\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(start('--resume'), 0)[1]), flush=True)\n"
+        "shutil.copytree(folder / 'run', folder.parent / 'run')\n",
+        disk,
+        *options(settings),
+        prefix=prefix,
+    )
+    line, status, again, resumed = told.splitlines()
+    assert line.startswith("polydice train: cannot ")
+    assert f"{disk / 'run'}" in line
+    assert error in line
+    assert status.startswith("1 ['best.safetensors', 'checkpoint-")
+    assert again.startswith(f"{disk / 'run'}: dice_global ")
+    assert resumed == "0"
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+def test_a_folder_that_cannot_be_is_one_clear_line(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    line = failed(capsys, small(images, tmp_path / "file" / "run"))
+    assert line == f"cannot save {tmp_path / 'file' / 'run' / 'settings.json'}: Not a directory"
+
+
+def test_control_c_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
+    settings = small(images, tmp_path / "run", epochs=100_000, save_every=0.0)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "polydice", "train", *options(settings)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may have been ignored here
+    )
+    while not (tmp_path / "run" / "best.safetensors").exists():
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert said == f"polydice train: interrupted; --resume goes on from the last checkpoint in {tmp_path / 'run'}\n"
+    assert child.returncode == 130
+
+
+def test_out_of_memory_says_what_to_do(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def greedy(settings: Settings) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.\nGPU 0 has ...")
+
+    monkeypatch.setattr("polydice.training.loop.train", greedy)
+    line = failed(capsys, small(images, tmp_path / "run"))
+    assert line == "CUDA out of memory. Tried to allocate 3.00 GiB. Take a smaller --batch or --size."
+
+
+def test_the_help_does_not_wait_for_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "polydice", "train", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+    assert "polydice.training.config" in loaded
+    assert not loaded & {"torch", "numpy", "monai"}
+    assert "--data PATH" in ran.stdout

@@ -1,0 +1,88 @@
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polydice.models.transunet import TransUNet
+from polydice.models.unet import UNet
+from polydice.models.unet3d import UNet3D
+from polydice.training.config import CIRCUMSTANCES, Settings
+
+SETTINGS = Settings(data=Path("data"), out=Path("out"))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    wanted = {"size": 224, "epochs": 200, "rate": 0.01, "power": 0.9, "momentum": 0.9, "decay": 1e-4, "folds": 5}
+    assert {name: getattr(SETTINGS, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1: 0"),
+        ({"validate_every": 0}, "validate_every must be at least 1: 0"),
+        ({"size": -1}, "size must be at least 1: -1"),
+        ({"batch": 0}, "batch must be at least 1: 0"),
+        ({"width": 0}, "width must be at least 1: 0"),
+        ({"depth": 0}, "depth must be at least 1: 0"),
+        ({"rate": 0.0}, "rate must be positive: 0.0"),
+        ({"rate": float("nan")}, "rate must be positive: nan"),
+        ({"clip": 0.0}, "clip must be positive: 0.0"),
+        ({"momentum": -0.1}, "momentum must not be negative: -0.1"),
+        ({"decay": -1.0}, "decay must not be negative: -1.0"),
+        ({"seed": -1}, "seed must not be negative: -1"),
+        ({"fold": 5}, "fold must lie between 0 and 4: 5"),
+        ({"fold": -1}, "fold must lie between 0 and 4: -1"),
+        ({"model": "resnet"}, "model must be one of unet, transunet, unet3d: resnet"),
+        ({"model": "unet3d", "norm": "batch"}, "unet3d has no norm: batch"),
+        ({"model": "unet3d", "deep_supervision": True}, "unet3d has no deep supervision: True"),
+        ({"model": "transunet", "width": 32}, "transunet has no width: 32"),
+        ({"pretrained": Path("a.npz")}, "unet has no pretrained: a.npz"),
+        ({"patch": (32, 32, 32)}, r"unet has no patch: \(32, 32, 32\)"),
+        ({"spacing": (1.0, 1.0, 1.0)}, r"unet has no spacing: \(1.0, 1.0, 1.0\)"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        replace(SETTINGS, **given)
+
+
+def test_the_options_of_a_model_are_its_own() -> None:
+    unet = replace(SETTINGS, width=4, depth=2, norm="instance", deep_supervision=True)
+    assert UNet(1, 2, **unet.model_options).deep_supervision
+    assert UNet3D(1, 2, **replace(SETTINGS, model="unet3d", width=4, depth=1).model_options).stride == 2
+    assert replace(SETTINGS, model="transunet", size=64).model_options == {"size": 64}
+    assert TransUNet.__init__.__kwdefaults__ == {"size": 224}
+    assert SETTINGS.model_options == {}
+
+
+def test_only_unet3d_is_trained_on_volumes() -> None:
+    assert [replace(SETTINGS, model=name).dims for name in ("unet", "transunet", "unet3d")] == [2, 2, 3]
+
+
+def test_what_was_saved_is_no_difference() -> None:
+    settings = replace(SETTINGS, model="unet3d", spacing=(1.0, 0.5, 0.5), patch=(16, 32, 32))
+    assert settings.differences(json.loads(json.dumps(settings.to_json()))) == []
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
+def test_only_circumstances_may_differ(name: str) -> None:
+    saved = SETTINGS.to_json() | {name: "another"}
+    assert SETTINGS.differences(saved) == (
+        [] if name in CIRCUMSTANCES else [f"{name} 'another' -> {SETTINGS.to_json()[name]!r}"]
+    )
+
+
+def test_every_setting_is_documented_in_the_help() -> None:
+    ran = subprocess.run([sys.executable, "-m", "polydice", "train", "--help"], capture_output=True, text=True)
+    assert ran.returncode == 0
+    told = " ".join(ran.stdout.replace("│", " ").split())
+    for field in fields(Settings):
+        option = f"--{field.name.replace('_', '-')}"
+        after = told.partition(f" {option} ")[2] or told.partition(f" {option}, ")[2]
+        about = after.partition("(default:")[0].partition("(required)")[0]
+        assert len(about.split()) > 2, f"{option}: {about}"

@@ -1,0 +1,352 @@
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polydice.data.batches import Batch, Batches
+from polydice.models import build
+from polydice.training.checkpoint import load, load_weights
+from polydice.training.loop import Run, TrainingError, train
+from polydice.training.objective import objective
+from polydice.training.processes import Process
+from tests.training.runs import ended, history, python, small, train_until, training_batches
+
+ALONE = Process(0, 1, torch.device("cpu"))
+
+
+# A run that is killed and resumed ends as one that never was
+
+
+def test_killed_at_twenty_random_moments_a_run_ends_the_same(images: Path, tmp_path: Path) -> None:
+    told = python(
+        # Each life is a twelfth of the run at most, so all moments are met: starting, training, saving. Should the run
+        # end nevertheless, another one takes the other kills.
+        "data, folder = map(Path, sys.argv[1:])\n"
+        "loss = 'TvMFDiceLoss(kappa=0.0, batch=True) + CrossEntropyLoss()'\n"
+        "options = dict(epochs=40, save_every=0.0, loss=loss, resume=True)\n"
+        "began = time.monotonic()\n"
+        "assert wait([fork(small(data, folder / 'whole', **options))])\n"
+        "length, kills, run = time.monotonic() - began, 0, 0\n"
+        "random.seed(0)\n"
+        "while True:\n"
+        "    child = fork(small(data, folder / f'killed-{run}', **options))\n"
+        "    if kills < 20:\n"
+        "        time.sleep(random.uniform(0, length / 12))\n"
+        "        os.kill(child, signal.SIGKILL)\n"
+        "    _, status = os.waitpid(child, 0)\n"
+        "    if os.WIFSIGNALED(status):\n"
+        "        kills += 1\n"
+        "        continue\n"
+        "    assert status == 0\n"
+        "    if kills == 20: break\n"
+        "    run += 1\n"
+        "print(kills)\n",
+        images,
+        tmp_path,
+    )
+    assert told == "20\n"
+    whole = ended(tmp_path / "whole")
+    for folder in tmp_path.glob("killed-*"):
+        assert ended(folder) == whole
+
+
+def test_killed_between_any_two_writes_a_run_ends_the_same(images: Path, tmp_path: Path) -> None:
+    """The n-th life ends at its n-th write, before that is forced to the disk: so every gap between two files of a run
+    is met, until a life has fewer writes than that."""
+    lives = python(
+        "import polydice.training.checkpoint as checkpoint\n"
+        "data, folder = map(Path, sys.argv[1:])\n"
+        "options = dict(epochs=4, save_every=0.0, resume=True)\n"
+        "assert wait([fork(small(data, folder / 'whole', **options))])\n"
+        "fsync, calls = os.fsync, 0\n"
+        "def fatal(descriptor):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    if calls == lives: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    fsync(descriptor)\n"
+        "checkpoint.os.fsync = fatal\n"
+        "lives, status = 0, None\n"
+        "while status != 0:\n"
+        "    lives += 1\n"
+        "    _, status = os.waitpid(fork(small(data, folder / 'killed', **options)), 0)\n"
+        "    assert status in (0, signal.SIGKILL)\n"
+        "print(lives)\n",
+        images,
+        tmp_path,
+    )
+    assert int(lives) > 10
+    assert ended(tmp_path / "killed") == ended(tmp_path / "whole")
+
+
+def test_what_is_random_in_a_network_goes_on_too(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TransUNet has dropout; here the U-Net is given some."""
+
+    def with_dropout(*given: object, **options: object) -> torch.nn.Module:
+        return torch.nn.Sequential(build(*given, **options), torch.nn.Dropout2d(0.2))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("polydice.training.loop.build", with_dropout)
+    options = {"epochs": 4, "save_every": 0.0}
+    train(small(images, tmp_path / "whole", **options))
+    train_until(2, small(images, tmp_path / "stopped", **options))
+    torch.randn(3)
+    train(small(images, tmp_path / "stopped", **options, resume=True))
+    assert ended(tmp_path / "stopped") == ended(tmp_path / "whole")
+    losses = [row["loss"] for row in history(tmp_path / "whole")]
+    monkeypatch.setattr("polydice.training.loop.build", build)
+    train(small(images, tmp_path / "without", **options))
+    assert losses != [row["loss"] for row in history(tmp_path / "without")]  # or the test would show nothing
+
+
+# The folder of a run
+
+
+def test_a_folder_with_a_run_is_left_alone_without_resume(images: Path, tmp_path: Path) -> None:
+    settings = small(images, tmp_path / "run", epochs=1)
+    train(settings)
+    before = ended(tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"run holds a run: --resume goes on with it, or take another folder"):
+        train(settings)
+    assert ended(tmp_path / "run") == before
+
+
+def test_other_settings_are_refused_and_named(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_until(1, small(images, tmp_path / "run", epochs=2, save_every=0.0))
+    with pytest.raises(
+        TrainingError, match=r"run with other settings \(epochs 2 -> 3; rate 0\.01 -> 0\.1\): take another folder"
+    ):
+        train(small(images, tmp_path / "run", epochs=3, rate=0.1, save_every=0.0, resume=True))
+
+
+def test_other_data_are_refused(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    for name in ("images", "masks"):
+        (data / name).mkdir(parents=True)
+        for file in sorted((images / name).iterdir()):
+            (data / name / file.name).write_bytes(file.read_bytes())
+    train_until(1, small(data, tmp_path / "run", epochs=2, save_every=0.0))
+    first, second = sorted((data / "images").iterdir())[:2]
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(TrainingError, match=r"run holds a run on other data: data-\w+, and not data-\w+"):
+        train(small(data, tmp_path / "run", epochs=2, resume=True))
+
+
+def test_a_finished_run_gives_its_result_at_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = train(small(images, tmp_path / "run", epochs=1))
+    monkeypatch.setattr("polydice.training.loop.open_dataset", None)  # nothing is read again
+    assert train(small(images, tmp_path / "run", epochs=1, resume=True)) == json.loads(json.dumps(result))
+
+
+def test_resumed_before_its_first_checkpoint_a_run_starts_over(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", lambda run: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(small(images, tmp_path / "run", epochs=2, save_every=0.0))
+    assert len(history(tmp_path / "run")) == 1
+    train(small(images, tmp_path / "run", epochs=2, save_every=0.0, resume=True))
+    train(small(images, tmp_path / "other", epochs=2))
+    assert ended(tmp_path / "run") == ended(tmp_path / "other")
+
+
+def test_a_run_that_failed_before_an_epoch_was_over_has_not_taken_the_folder(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="weight has 3 entries, the logits have 2 classes"):
+        train(small(images, tmp_path / "run", epochs=1, loss="DiceLoss(weight=[1, 2, 3])"))
+    assert (tmp_path / "run" / "settings.json").exists()
+    train(small(images, tmp_path / "run", epochs=1, loss="DiceLoss(weight=[1, 2])"))
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["loss"] == "DiceLoss(weight=[1, 2])"
+
+
+def test_settings_that_cannot_be_read_are_named(images: Path, tmp_path: Path) -> None:
+    train(small(images, tmp_path / "run", epochs=1))
+    (tmp_path / "run" / "settings.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"settings\.json cannot be read .*: take another folder"):
+        train(small(images, tmp_path / "run", epochs=1, resume=True))
+
+
+def test_what_a_finished_run_leaves(images: Path, tmp_path: Path) -> None:
+    result = train(small(images, tmp_path / "run", epochs=2, surfaces=True))
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "best.safetensors", "folds.json", "history.jsonl", "last.safetensors", "result.json", "settings.json",
+    ]  # fmt: skip
+    assert json.loads(json.dumps(result)) == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {"settings", "model", "best_epoch", "validation_dice_global", "test", "cases", "versions"} <= result.keys()
+    assert result["test"]["cases"] == len(result["cases"]) == 5
+    folds = json.loads((tmp_path / "run" / "folds.json").read_text())
+    assert [case["id"] for case in result["cases"]] == folds[0]["test"]
+
+
+# What the loop does, step by step
+
+
+def test_the_weights_are_those_of_sgd_written_by_hand(images: Path, tmp_path: Path) -> None:
+    """v ← µ·v + g + λ·w, w ← w − rate·v, rate = 0.05·(1 − step/steps)^0.9, on the same batches.
+
+    Both round each update to float32 (6e-8 of the weight); in 9 steps the difference stays below 1e-5.
+    """
+    settings = small(images, tmp_path / "run", epochs=3, rate=0.05, momentum=0.8, decay=1e-3, seed=3)
+    train(settings)
+    batches = training_batches(settings)
+    torch.manual_seed(settings.seed)
+    model = build("unet", 1, 2, width=4, depth=2)
+    loss = objective(settings.loss, ALONE)
+    velocity = [torch.zeros_like(weight) for weight in model.parameters()]
+    losses, step = [], 0
+    for epoch in range(3):
+        for batch in batches.epoch(epoch):
+            value = loss(model(batch.images), batch.labels)
+            gradients = torch.autograd.grad(value, list(model.parameters()))
+            rate = 0.05 * (1 - step / 9) ** 0.9
+            with torch.no_grad():
+                for weight, v, gradient in zip(model.parameters(), velocity, gradients, strict=True):
+                    v.mul_(0.8).add_(gradient).add_(weight, alpha=1e-3)
+                    weight.sub_(v, alpha=rate)
+            losses.append(value.detach().item())
+            step += 1
+    found, _ = load_weights(tmp_path / "run" / "last.safetensors")
+    for name, expected in model.state_dict().items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+    rows = history(tmp_path / "run")
+    assert [row["loss"] for row in rows] == pytest.approx([np.mean(losses[k : k + 3]) for k in (0, 3, 6)], rel=1e-6)
+
+
+def test_the_rate_falls_as_a_polynomial(images: Path, tmp_path: Path) -> None:
+    train(small(images, tmp_path / "run", epochs=5, rate=0.02, power=0.7))
+    rows = history(tmp_path / "run")
+    assert [row["step"] for row in rows] == [3, 6, 9, 12, 15]
+    # That of an epoch's last step.
+    assert [row["rate"] for row in rows] == [pytest.approx(0.02 * (1 - step / 15) ** 0.7) for step in (2, 5, 8, 11, 14)]
+
+
+def test_gradients_are_clipped(images: Path, tmp_path: Path) -> None:
+    """Without momentum and decay, one step moves the weights by rate times the clipped norm."""
+    settings = small(images, tmp_path / "run", epochs=1, batch=15, momentum=0.0, decay=0.0, rate=0.5, clip=1e-3)
+    train(settings)
+    torch.manual_seed(settings.seed)
+    before = dict(build("unet", 1, 2, width=4, depth=2).named_parameters())
+    after, _ = load_weights(tmp_path / "run" / "last.safetensors")
+    moved = torch.cat([(after[name] - weight).double().flatten() for name, weight in before.items()])
+    assert float(moved.norm()) == pytest.approx(0.5 * 1e-3, rel=1e-3)
+
+
+def test_validations_are_as_often_as_asked_and_the_last_epoch_has_one(images: Path, tmp_path: Path) -> None:
+    result = train(small(images, tmp_path / "run", epochs=5, validate_every=2))
+    rows = history(tmp_path / "run")
+    assert [row["epoch"] for row in rows if "dice_global" in row] == [2, 4, 5]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    best = max((row for row in rows if "dice_global" in row), key=lambda row: row["dice_global"])
+    assert (result["best_epoch"], result["validation_dice_global"]) == (best["epoch"], best["dice_global"])
+
+
+def test_rare_validations_do_not_hold_up_checkpoints(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_until(2, small(images, tmp_path / "run", epochs=9, validate_every=9, save_every=0.0))
+    assert [row["epoch"] for row in history(tmp_path / "run")] == [1, 2]
+    found = load(tmp_path / "run")
+    assert found is not None
+    assert found.state["epoch"] == 2
+
+
+def test_checkpoints_wait_for_their_time(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setattr(Run, "save", lambda run: saved.append(run.epoch))
+    train(small(images, tmp_path / "run", epochs=3, save_every=1000.0))
+    assert saved == [3]  # the last epoch's, whatever the clock says
+
+
+def test_the_best_weights_are_kept_and_tested(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Had the second epoch of four the best validation, its weights are those that a run of two epochs ends with: at a
+    constant rate both have done the same. Of two that are equally good the first is kept."""
+    scores = iter([0.2, 0.5, 0.5, 0.4])
+    with monkeypatch.context() as patch:
+        patch.setattr("polydice.training.loop.dice_global", lambda matrices: next(scores))
+        result = train(small(images, tmp_path / "run", epochs=4, power=0.0))
+    assert (result["best_epoch"], result["validation_dice_global"]) == (2, 0.5)
+    short = train(small(images, tmp_path / "short", epochs=2, power=0.0, validate_every=2))
+    best, _ = load_weights(tmp_path / "run" / "best.safetensors")
+    last, _ = load_weights(tmp_path / "short" / "last.safetensors")
+    assert all(torch.equal(best[name], last[name]) for name in best)
+    assert result["cases"] == short["cases"]
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+def test_kappa_follows_the_validation_and_is_kept(
+    images: Path, tmp_path: Path, adapt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"epochs": 3, "save_every": 0.0, "loss": "TvMFDiceLoss(kappa=1.0)", "adapt_kappa": adapt}
+    train_until(2, small(images, tmp_path / "run", **options))
+    found = load(tmp_path / "run")
+    assert found is not None
+    expected = [32 * dice for dice in history(tmp_path / "run")[-1]["dice_global_per_class"]] if adapt else 1.0
+    assert found.state["loss"]["kappa"].tolist() == expected
+
+
+# What is no number
+
+
+def left_out_at_first(batches: Batches) -> tuple[int, int, Batch]:
+    """An item that the first epoch leaves out and the second has, with its step and batch."""
+    first = {item for batch in batches.epoch(0) for item in batch.items.tolist()}
+    for step, batch in enumerate(batches.epoch(1), start=len(batches) + 1):
+        for item in batch.items.tolist():
+            if item not in first:
+                return item, step, batch
+    raise AssertionError("the first epoch has every item")
+
+
+def test_a_nan_stops_the_run_and_names_step_cases_and_checkpoint(volumes: Path, tmp_path: Path) -> None:
+    settings = small(volumes, tmp_path / "run", batch=16, epochs=3, save_every=0.0, size=20, folds=3)
+    train(replace(settings, out=tmp_path / "whole"))
+    batches = training_batches(settings)
+    item, step, batch = left_out_at_first(batches)
+    prepared = batches.prepared
+    images = np.memmap(prepared.folder / "images", prepared.images.dtype, "r+", shape=prepared.images.shape)
+    kept = images[item].copy()
+    images[item] = np.nan
+    with pytest.raises(TrainingError) as caught:
+        train(settings)
+    images[item] = kept
+    cases = sorted({prepared.cases[prepared.case_of[other]].id for other in batch.items.tolist()})
+    assert len(cases) < len(prepared.cases) // 3 * 2  # not simply all
+    assert str(caught.value) == (
+        f"the loss became nan at step {step} (epoch 2), on a batch of {', '.join(cases)}; "
+        f"the last good checkpoint is {tmp_path / 'run' / 'checkpoint-000001'}, after epoch 1"
+    )
+    train(replace(settings, resume=True))  # the image is mended, and the run goes on as if nothing had happened
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+def test_weights_that_the_last_step_has_spoilt_are_never_saved(images: Path, tmp_path: Path) -> None:
+    """The only loss was a number, but no float32 can hold a weight that is moved by 1e40 times itself."""
+    settings = small(images, tmp_path / "run", batch=15, epochs=1, rate=1e38, decay=100.0, save_every=0.0)
+    with pytest.raises(TrainingError) as caught:
+        train(settings)
+    cases = json.loads((tmp_path / "run" / "folds.json").read_text())[0]["train"]
+    assert str(caught.value) == (
+        f"the weights became infinite or NaN at step 1 (epoch 1), on a batch of {', '.join(cases)}; "
+        "the last good checkpoint is none: nothing was saved yet"
+    )
+    assert sorted(os.listdir(tmp_path / "run")) == ["folds.json", "settings.json"]
+
+
+# Volumes
+
+
+@pytest.mark.parametrize("patch", [(16, 16, 16), (24, 16, 24), None])
+def test_volumes_are_trained_on_in_patches_and_tested_whole(
+    volumes: Path, tmp_path: Path, patch: tuple[int, int, int] | None
+) -> None:
+    """Patches that are smaller than the volumes of 20³, larger along two axes, and what holds them all: 32³."""
+    settings = small(volumes, tmp_path / "run", model="unet3d", patch=patch, batch=2, epochs=2, folds=3, rate=0.1)
+    result = train(replace(settings, surfaces=True))
+    assert result["patch"] == (patch or (32, 32, 32))
+    assert np.sum([case["confusion"] for case in result["cases"]], (1, 2)).tolist() == [20**3] * 3
+    assert result["test"]["surface"]["unit"] == "mm"
+    rows = history(tmp_path / "run")
+    assert rows[1]["loss"] < rows[0]["loss"]

@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from polydice import CrossEntropyLoss, DiceLoss, TvMFDiceLoss
+from polydice.training.objective import adapt_kappa, objective, supervised
+from polydice.training.processes import Process
+
+ALONE = Process(0, 1, torch.device("cpu"))
+
+
+def test_the_loss_is_the_one_that_is_spelt() -> None:
+    assert repr(objective("DiceLoss(batch=True) + CrossEntropyLoss()", ALONE)) == (
+        "DiceLoss(batch=True) + CrossEntropyLoss()"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DiceLoss(reduction='none')",
+        "DiceLoss(activation='none')",
+        "DiceLoss(reduction='none') + CrossEntropyLoss(reduction='none')",
+    ],
+)
+def test_what_is_no_number_of_logits_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^loss .*: 'none' will not do, a network gives logits and is trained on one"):
+        objective(text, ALONE)
+
+
+def test_one_resolution_is_the_loss_itself() -> None:
+    logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8), dtype=torch.uint8)
+    assert supervised(DiceLoss(), logits, labels) == DiceLoss()(logits, labels)
+
+
+def test_coarser_logits_weigh_half_as_much_and_see_every_second_label() -> None:
+    """1, ½ and ¼, over their sum; the label of a coarse pixel is that of the fine pixel next to its centre."""
+    labels = torch.randint(3, (2, 8, 8), dtype=torch.uint8)
+    logits = [torch.randn(2, 3, side, side, requires_grad=True) for side in (8, 4, 2)]
+    loss = DiceLoss() + CrossEntropyLoss()
+    found = supervised(loss, logits, labels)
+    each = [loss(logits[0], labels), loss(logits[1], labels[:, 1::2, 1::2]), loss(logits[2], labels[:, 2::4, 2::4])]
+    torch.testing.assert_close(found, (each[0] + each[1] / 2 + each[2] / 4) / 1.75)
+    found.backward()
+    assert all(level.grad is not None for level in logits)
+
+
+def test_kappa_is_adapted_wherever_there_is_one() -> None:
+    term = TvMFDiceLoss(kappa=1.0)
+    adapt_kappa(2 * term + CrossEntropyLoss(), torch.tensor([1.0, 0.5, float("nan")]))
+    assert term.kappa.tolist() == [32.0, 16.0, 0.0]
+    adapt_kappa(DiceLoss(), torch.tensor([1.0, 0.5]))  # nothing to do
