@@ -52,3 +52,13 @@ def test_a_name_is_no_formula_and_the_files_are_the_same_every_time(tmp_path: Pa
     assert first == [path.read_bytes() for path in second]
     with Image.open(second[1]) as image:
         assert min(image.size) > 500
+
+
+def test_a_legend_of_many_long_names_fits() -> None:
+    series = tuple(dataclasses.replace(SERIES[0], name=f"PolyDice-1 without scale, ε = -0.{n}") for n in range(13))
+    figure = drawn(dataclasses.replace(LINES, panels=(dataclasses.replace(LINES.panels[0], series=series),) * 2))
+    figure.draw_without_rendering()
+    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    assert axes.height > figure.bbox.height / 2, "and leaves the panels their room"

@@ -120,6 +120,7 @@ def away() -> Iterator[dict[str, str]]:
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # takes 127.0.0.1 for what it is
+            "RAY_worker_niceness": "0",  # or other work on the machine would come first
         }
 
 

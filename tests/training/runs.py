@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # which any optimiser imports: better once than in every process
@@ -19,7 +21,7 @@ import torch._dynamo  # which any optimiser imports: better once than in every p
 from polydice.data.augment import Augment2D
 from polydice.data.batches import Batches
 from polydice.data.folds import split
-from polydice.data.prepare import Preparation, prepare
+from polydice.data.prepare import Preparation, Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
@@ -54,6 +56,16 @@ def training_batches(settings: Settings) -> Batches:
     items = [item for case in cases for item in prepared.cases[case].items]
     augment = Augment2D(90.0, settings.flip)
     return Batches(prepared, items, settings.batch or 24, "cpu", augment=augment, seed=settings.seed)
+
+
+@contextlib.contextmanager
+def spoilt(prepared: Prepared, item: int) -> Iterator[None]:
+    """An image of a prepared set is NaN, as long as this lasts."""
+    images = np.memmap(prepared.folder / "images", prepared.images.dtype, "r+", shape=prepared.images.shape)
+    kept = images[item].copy()
+    images[item] = np.nan
+    yield
+    images[item] = kept
 
 
 def history(out: Path) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ import torch
 
 from polydice.models import build
 from polydice.training.checkpoint import load_weights
+from polydice.training.config import Settings
 from polydice.training.loop import train
 from polydice.training.processes import joined
-from tests.training.runs import ROOT, ended, free_port, history, options, python, small, weights
+from tests.training.runs import ROOT, ended, free_port, history, options, python, small, training_batches, weights
 
 # Two processes add up a batch's gradient in another order than one does. A sum of n float32 numbers of one sign is off
 # by √n/2 units in the last place, 6e-8, on average; here n is 4·32·32 pixels, so a gradient is off by 2e-6 of itself,
@@ -32,24 +33,42 @@ RUNS = {  # no batch norm, whose statistics are each process's own on a CPU; 15 
 COMMON: dict[str, Any] = {"epochs": 2, "rate": 0.05}
 
 
+def with_a_nan(volumes: Path, out: Path) -> Settings:
+    """A run whose third batch holds, in the half of the second process, a slice that is to be spoilt."""
+    return small(volumes, out, batch=8, epochs=1, size=20, folds=3, loss="DiceLoss()")
+
+
 @pytest.fixture(scope="module")
-def trained(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every run, by two processes; `stopped` was killed after its first epoch, and resumed."""
+def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every run, by two processes; `resumed` was killed in its first epochs, and resumed. In `nan` a
+    slice is NaN, and `refused` is to be trained without `resume`: what the processes say is in a file."""
     folder = tmp_path_factory.mktemp("together")
     python(
         "import json\n"
         "from dataclasses import replace\n"
-        "data, folder, runs = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])\n"
+        "from tests.training.test_processes import with_a_nan\n"
+        "data, volumes, folder, runs = *map(Path, sys.argv[1:4]), json.loads(sys.argv[4])\n"
         "for name, options in runs.items():\n"
         "    assert wait(fork_together(small(data, folder / name, **options))), name\n"
+        "\n"
         "settings = small(data, folder / 'resumed', **runs['stopped'])\n"
         "children = fork_together(settings)\n"
-        "while not list(settings.out.glob('checkpoint-000001')): time.sleep(0.005)\n"
+        "while not (settings.out / 'best.safetensors').exists(): time.sleep(0.005)\n"
         "for child in children: os.kill(child, signal.SIGKILL)\n"
         "wait(children)\n"
         "assert not (settings.out / 'result.json').exists()\n"
-        "assert wait(fork_together(replace(settings, resume=True)))\n",
+        "assert wait(fork_together(replace(settings, resume=True)))\n"
+        "\n"
+        "def all_fail(settings, said):\n"
+        "    os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)\n"
+        "    assert all([os.waitpid(child, 0)[1] for child in fork_together(settings)])\n"
+        "settings = with_a_nan(volumes, folder / 'nan')\n"
+        "batches = training_batches(settings)\n"
+        "with spoilt(batches.prepared, list(batches.epoch(0))[2].items[-1]):\n"
+        "    all_fail(settings, folder / 'nan.txt')\n"
+        "all_fail(small(data, folder / 'batch'), folder / 'refused.txt')\n",
         images,
+        volumes,
         folder,
         json.dumps({name: COMMON | given for name, given in RUNS.items()}),
     )
@@ -89,26 +108,19 @@ def test_batch_norms_have_seen_the_images_of_both(trained: Path, images: Path, t
     assert float(one["down.0.1.running_mean"].abs().max()) > 1e-3
 
 
-def test_a_nan_in_one_process_stops_both_and_names_the_whole_batch(volumes: Path, tmp_path: Path) -> None:
-    """The second process has it in its half of a batch; the weights of both are spoilt."""
-    told = python(
-        "import numpy as np\n"
-        "data, out = map(Path, sys.argv[1:])\n"
-        "settings = small(data, out, batch=8, epochs=1, size=20, folds=3, loss='DiceLoss()')\n"
-        "batches = training_batches(settings)\n"
-        "prepared, batch = batches.prepared, list(batches.epoch(0))[2].items.tolist()\n"
-        "images = np.memmap(prepared.folder / 'images', prepared.images.dtype, 'r+', shape=prepared.images.shape)\n"
-        "kept = images[batch[-1]].copy()\n"
-        "images[batch[-1]] = np.nan\n"
-        "os.dup2(1, 2)\n"
-        "assert not wait(fork_together(settings))\n"
-        "images[batch[-1]] = kept\n"
-        "print(*sorted({prepared.cases[prepared.case_of[item]].id for item in batch}), sep=', ')\n",
-        volumes,
-        tmp_path / "run",
-    ).splitlines()
-    expected = f"TrainingError: the loss became nan at step 3 (epoch 1), on a batch of {told[-1]}; the last good"
-    assert any(expected in line for line in told), told
+def test_a_nan_in_one_process_stops_both_and_names_the_whole_batch(trained: Path, volumes: Path) -> None:
+    batches = training_batches(with_a_nan(volumes, trained))
+    prepared, batch = batches.prepared, list(batches.epoch(0))[2]
+    cases = ", ".join(sorted({prepared.cases[prepared.case_of[item]].id for item in batch.items}))
+    expected = f"TrainingError: the loss became nan at step 3 (epoch 1), on a batch of {cases}; the last good"
+    assert (trained / "nan.txt").read_text().count(expected) == 2
+
+
+def test_what_one_process_refuses_ends_the_others_with_one_line(trained: Path) -> None:
+    """The first one sees that the folder holds a run, and leaves."""
+    said = (trained / "refused.txt").read_text()
+    assert said.count(f"TrainingError: {trained / 'batch'} holds a run: --resume goes on with it") == 1
+    assert said.count("ConnectionError: another process of this run has ended, and says why") == 1
 
 
 def test_torchrun_trains_one_run(images: Path, tmp_path: Path, trained: Path) -> None:
@@ -120,23 +132,6 @@ def test_torchrun_trains_one_run(images: Path, tmp_path: Path, trained: Path) ->
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("test cases") == 1  # the first process alone speaks
     assert ended(tmp_path / "run") == ended(trained / "batch")
-
-
-def test_what_one_process_refuses_ends_the_others_with_one_line(images: Path, tmp_path: Path, trained: Path) -> None:
-    """The first one sees that the folder holds a run, and leaves."""
-    told = python(
-        "os.dup2(1, 2)\n"
-        "data, out = map(Path, sys.argv[1:])\n"
-        "def start(rank): return fork(small(data, out), RANK=rank, WORLD_SIZE=2, **place)\n"
-        "place = dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())\n"
-        "children = [start(0), start(1)]\n"
-        "print([os.waitpid(child, 0)[1] for child in children])\n",
-        images,
-        trained / "batch",
-    ).splitlines()
-    assert sum("TrainingError: " in line and "holds a run: --resume" in line for line in told) == 1
-    assert sum("ConnectionError: another process of this run has ended, and says why" in line for line in told) == 1
-    assert told[-1] == "[256, 256]"
 
 
 def test_a_process_by_itself() -> None:

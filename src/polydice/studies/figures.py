@@ -24,7 +24,7 @@ def drawn(plot: Plot) -> Figure:
     names = (
         [] if plot.kind == "intervals" else dict.fromkeys(each.name for panel in plot.panels for each in panel.series)
     )
-    in_line = max(1, int(width / (0.6 + 0.075 * max(map(len, names), default=1))))  # as inches of a name at 9 points
+    in_line = max(1, int(width / (0.75 + 0.075 * max(map(len, names), default=1))))  # as inches of a name at 9 points
     legend_lines = math.ceil(len(names) / in_line)
     ticks = max(len(panel.ticks) for panel in plot.panels)
     height = rows * (ROW * ticks + 1.1 if plot.kind == "intervals" else HEIGHT) + 0.5 + 0.2 * legend_lines
@@ -42,7 +42,7 @@ def drawn(plot: Plot) -> Figure:
         if names:
             handles, labels = _legend(grid)
             even = math.ceil(len(names) / legend_lines)
-            figure.legend(handles, labels, loc="outside lower center", ncols=even, fontsize=9)
+            figure.legend(handles, labels, loc="outside lower center", ncols=even, fontsize=9, handlelength=3)
     return figure
 
 

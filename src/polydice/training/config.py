@@ -98,7 +98,7 @@ class Settings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile. auto is on on a GPU and off on a CPU."""
+    """torch.compile. auto compiles for a GPU and not for a CPU."""
     save_every: float = 60.0
     """Seconds between checkpoints, which are saved after an epoch."""
     resume: bool = False

@@ -270,7 +270,7 @@ class Run:
 
     def _losses(self, row: Row) -> list[float]:
         """The losses of an epoch's steps so far, means over the processes."""
-        losses: list[float] = (self.process.total(torch.stack(row["loss"]).double()) / self.process.world).tolist()
+        losses: list[float] = (self.process.total(torch.stack(row["loss"])) / self.process.world).tolist()
         for place, loss in enumerate(losses):
             if not math.isfinite(loss):
                 self._stop(f"the loss became {loss}", row, place)

@@ -29,12 +29,10 @@ class Watch:
         self.board = _tensorboard(settings.out) if first and settings.track == "tensorboard" else None
         if first and (history or self.path.exists()):  # epochs after the last checkpoint are done again
             write_history(self.path, history)
-        for row in history:
-            self._draw(row)
+        self._draw(history)
 
     def show(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self._draw(row)
+        self._draw(rows)
         if self.first:
             try:
                 with self.path.open("a") as file:
@@ -45,15 +43,16 @@ class Watch:
                     "folder can be written to"
                 ) from error
 
-    def _draw(self, row: Row) -> None:
-        self.shown |= {"epoch": str(row["epoch"]), "loss": f"{row['loss']:.4f}", "rate": f"{row['rate']:.1e}"}
-        if "dice_global" in row:
-            self.shown["dice"] = f"{row['dice_global']:.4f}"
+    def _draw(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.shown |= {"epoch": str(row["epoch"]), "loss": f"{row['loss']:.4f}", "rate": f"{row['rate']:.1e}"}
+            if "dice_global" in row:
+                self.shown["dice"] = f"{row['dice_global']:.4f}"
+            if self.board is not None:
+                for name in SCALARS:
+                    if row.get(name) is not None:
+                        self.board.add_scalar(name, row[name], row["step"])
         self.bar.set_postfix(self.shown)
-        if self.board is not None:
-            for name in SCALARS:
-                if row.get(name) is not None:
-                    self.board.add_scalar(name, row[name], row["step"])
 
     def __enter__(self) -> "Watch":
         return self
