@@ -28,13 +28,11 @@ def study(
     A study can be stopped at any time: the same command goes on with it. Runs that failed are tried again. The exit
     status is 1 if runs failed, 2 if the study could not begin, and else 0.
 
-    Examples:
+    Example: polydice study demo --out runs/demo
 
-        polydice study demo --out runs/demo
+    Example: polydice study paper-unet --data /data --out runs/paper-unet --per-gpu 2
 
-        polydice study paper-unet --data /data --out runs/paper-unet --per-gpu 2
-
-        polydice study my-recipe.toml --out runs/mine --engine ray --address auto --gpu-share 0.5
+    Example: polydice study my-recipe.toml --out runs/mine --engine ray --address auto --gpu-share 0.5
 
     Args:
         recipe: a packaged recipe (--list names them) or a TOML file.
@@ -60,7 +58,7 @@ def study(
         if recipe is None:
             raise RecipeError("name a recipe, or see --list")
         return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, json_output)
-    except (RecipeError, DataError, CheckpointError, OSError, RuntimeError) as problem:
+    except (DataError, CheckpointError, OSError, RuntimeError, ValueError) as problem:
         print(f"polydice study: {problem}", file=sys.stderr)
         return 2
 
@@ -89,13 +87,12 @@ def _run(
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
     for name in dict.fromkeys(run.dataset for run, state in states.items() if state == "no data"):
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
-    places = devices(jobs, per_gpu)
-    live = Live(study, len(places))
+    live = Live(study)
     try:
         if waiting and engine == "ray":
             run_ray(study, waiting, live, address, gpu_share)
         elif waiting:
-            run_local(study, waiting, live, places)
+            run_local(study, waiting, live, devices(jobs, per_gpu))
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
         return 130

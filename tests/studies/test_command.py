@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from polydice.cli import main
+from polydice.studies.study import Study
+from tests.studies.test_engine import reference  # noqa: F401
+from tests.studies.tiny import RECIPE
+
+
+def test_the_packaged_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--list"]) == 0
+    assert "paper-unet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-recipe"]])
+def test_what_cannot_begin_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", *arguments, "--out", str(tmp_path / "s")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_finished_study_is_reported_on_again(reference: Study, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    recipe = str(reference.folder / "recipe.toml")
+    where = ["--out", str(reference.folder), "--data", str(reference.data), "--cache", str(reference.cache)]
+    assert main(["study", recipe, *where, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"] == {"done": 6, "failed": 0, "no data": 0}
+    assert Path(told["report"]).is_file()
+
+
+def test_a_set_that_is_not_there_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(RECIPE.replace("generate = { count = 18, size = 32, seed = 1 }", 'path = "nowhere"'))
+    assert main(["study", str(recipe), "--out", str(tmp_path / "s"), "--data", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "nowhere is not there" in said.err
+    assert said.out.strip().endswith("report.html")
