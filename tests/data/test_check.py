@@ -212,6 +212,7 @@ def test_control_c_ends_it() -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         cwd=Path(__file__).parents[2],
     )
     assert started.stdout is not None

@@ -318,6 +318,17 @@ def test_a_nan_stops_the_run_and_names_step_cases_and_checkpoint(volumes: Path, 
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
+def test_a_long_epoch_is_looked_at_in_its_middle(
+    volumes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small(volumes, tmp_path / "run", batch=8, epochs=1, size=20, folds=3)
+    batches = training_batches(settings)
+    monkeypatch.setattr("polydice.training.loop.LOOK", 2)
+    monkeypatch.setattr(Run, "validate", None)  # is not reached
+    with spoilt(batches.prepared, int(next(batches.epoch(0)).items[0])), pytest.raises(TrainingError, match="step 1 "):
+        train(settings)
+
+
 def test_weights_that_the_last_step_has_spoilt_are_never_saved(images: Path, tmp_path: Path) -> None:
     """The only loss was a number, but no float32 can hold a weight that is moved by 1e40 times itself."""
     settings = small(images, tmp_path / "run", batch=15, epochs=1, rate=1e38, decay=100.0, save_every=0.0)
