@@ -114,9 +114,13 @@ def test_streamed_batches_are_the_resident_ones(make: partial[Batches], device: 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_gpu_gets_the_batches_of_a_cpu_and_nothing_waits_for_it(make: partial[Batches], resident: bool) -> None:
-    on_gpu = make(device="cuda", resident=resident)
+def test_a_gpu_gets_the_batches_of_a_cpu_and_nothing_waits_for_it(
+    make: partial[Batches], resident: bool, compile: bool
+) -> None:
+    on_gpu = make(device="cuda", resident=resident, compile=compile)
+    next(on_gpu.epoch(0))  # which compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = list(on_gpu.epoch(0))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from polydice.cli import main
+from polydice.training.checkpoint import load
 from polydice.training.config import Settings
 from polydice.training.loop import train
-from tests.training.runs import ROOT, ended, options, python, small, train_until
+from tests.training.runs import ROOT, ended, history, options, python, small, train_until
 
 
 def failed(capsys: pytest.CaptureFixture[str], settings: Settings, *more: str) -> str:
@@ -167,8 +168,8 @@ def test_a_folder_that_cannot_be_is_one_clear_line(
     assert line == f"cannot save {tmp_path / 'file' / 'run' / 'settings.json'}: Not a directory"
 
 
-def test_control_c_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
-    settings = small(images, tmp_path / "run", epochs=100_000, save_every=0.0)
+def test_control_c_saves_and_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
+    settings = small(images, tmp_path / "run", epochs=100_000, save_every=1e6)
     child = subprocess.Popen(
         [sys.executable, "-m", "polydice", "train", *options(settings)],
         stderr=subprocess.PIPE,
@@ -176,13 +177,19 @@ def test_control_c_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may have been ignored here
     )
-    while not (tmp_path / "run" / "best.safetensors").exists():
+    while not (settings.out / "history.jsonl").exists():
         assert child.poll() is None
         time.sleep(0.01)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate()
-    assert said == f"polydice train: interrupted; --resume goes on from the last checkpoint in {tmp_path / 'run'}\n"
+    assert said == (
+        "\nstopping after this epoch; Ctrl-C again stops at once\n"
+        f"polydice train: interrupted; the same command with --resume goes on with {settings.out}\n"
+    )
     assert child.returncode == 130
+    saved = load(settings.out)
+    assert saved is not None
+    assert saved.state["epoch"] == len(history(settings.out)) >= 1
 
 
 def test_out_of_memory_says_what_to_do(

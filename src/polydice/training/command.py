@@ -26,7 +26,7 @@ def train(settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]) -> int:
     except torch.OutOfMemoryError as problem:
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
     except KeyboardInterrupt:
-        return _failed(f"interrupted; --resume goes on from the last checkpoint in {settings.out}", 130)
+        return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if result:
         scores = result["test"]
         print(

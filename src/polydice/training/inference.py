@@ -45,17 +45,21 @@ class Network:
     def train(self) -> None:
         self.trained.train()
 
-    def __call__(self, images: Tensor) -> Any:
+    def __call__(self, images: Tensor, whole: bool = True) -> Any:
+        """A batch that is not `whole` is not compiled for: it comes once in a while, and in many sizes."""
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         module = self.trained if self.module.training else self.module
-        return (_compiled() if self.compiled else _forward)(module, images, self.half)
+        if not (self.compiled and whole):
+            return _forward(module, images, self.half)
+        # Recorded kernels start without the host; but processes that train together wait for each other in between.
+        return _compiled(self.device.type == "cuda" and self.trained is self.module)(module, images, self.half)
 
     @torch.no_grad()
-    def segment(self, images: Tensor) -> Tensor:
+    def segment(self, images: Tensor, whole: bool = True) -> Tensor:
         """Label maps `[B, *spatial]`, uint8, of images `[B, C, *spatial]`, volumes window by window."""
         self.module.eval()
-        logits = self(images) if self.patch is None else self._by_windows(images, self.patch)
+        logits = self(images, whole) if self.patch is None else self._by_windows(images, self.patch)
         return logits.argmax(1).to(torch.uint8)
 
     def _by_windows(self, volumes: Tensor, patch: tuple[int, int, int]) -> Tensor:
@@ -72,10 +76,7 @@ class Network:
     def segmented(self, batches: Batches) -> Iterator[tuple[Batch, Tensor]]:
         """Every batch, with its label maps."""
         for batch in batches.ordered():
-            images, missing = batch.images, batches.batch - len(batch.images)
-            if missing and self.compiled and self.patch is None:  # a smaller batch would be compiled for by itself
-                images = torch.cat([images, images[:1].expand(missing, *images.shape[1:])])
-            yield batch, self.segment(images)[: len(batch.images)]
+            yield batch, self.segment(batch.images, len(batch.images) == batches.batch)
 
     def confusion(self, batches: Batches, classes: int) -> Tensor:
         """The confusion matrix of every item, `[N, C, C]`, on the device."""
@@ -95,7 +96,7 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 
 
 @cache
-def _compiled() -> Any:
+def _compiled(recorded: bool) -> Any:
     """Compiled once a process: a second run with a network of the same shape finds it ready."""
     torch._dynamo.config.recompile_limit = 2 * NETWORKS  # each for training and for evaluation
-    return torch.compile(_forward)
+    return torch.compile(_forward, mode="reduce-overhead" if recorded else None)

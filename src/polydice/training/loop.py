@@ -27,7 +27,8 @@ from polydice.models import build
 from polydice.training.checkpoint import load, remove, save, save_weights, write_text
 from polydice.training.config import Settings
 from polydice.training.inference import Network, patch_for
-from polydice.training.metrics import dice_global, dice_per_class, evaluate
+from polydice.training.interrupt import Interrupt
+from polydice.training.metrics import dice_global, dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, objective, supervised
 from polydice.training.processes import Process, joined
 from polydice.training.scoring import score
@@ -58,16 +59,18 @@ def train(settings: Settings) -> dict[str, Any]:
         run = Run(settings, process, dataset, prepared, loss)
         if settings.resume:
             run.resume()
-        with Watch(settings, run.history, run.steps, process.first) as watch:
+        with Watch(settings, run.history, run.steps, process.first) as watch, Interrupt() as interrupt:
             while run.epoch < settings.epochs:
                 row = run.train_epoch(watch.bar.update)
                 if run.epoch % settings.validate_every == 0 or run.epoch == settings.epochs:
                     row |= run.validate()
-                due = run.due()
-                if due or "dice_global" in row or run.unseen >= LOOK:
+                stop, due = process.of_first((interrupt.asked, run.due()))
+                if due or stop or "dice_global" in row or run.unseen >= LOOK:
                     watch.show(run.look())
-                if due:
+                if due or stop:
                     run.save()
+                if stop:
+                    raise KeyboardInterrupt
     return run.finish() if process.first else {}
 
 
@@ -84,9 +87,10 @@ class Run:
         if process.first:
             save_folds(settings.out / "folds.json", folds, prepared.cases)
         self.fold = folds[settings.fold]
+        compiled = {"auto": process.device.type == "cuda", "on": True, "off": False}[settings.compile]
         self.training = Batches(
             prepared, self._items(self.fold.train), self.batch, process.device, augment=self._augmentation(),
-            patch=patch, seed=settings.seed, rank=process.rank, world=process.world,
+            patch=patch, seed=settings.seed, rank=process.rank, world=process.world, compile=compiled,
         )  # fmt: skip
         self.steps = len(self.training)
         mine = self._items(self.fold.validation)[process.rank :: process.world]
@@ -111,7 +115,6 @@ class Run:
             "patch": patch,
             "dataset": prepared.name,
         }
-        compiled = {"auto": None, "on": True, "off": False}[settings.compile]
         self.network = Network(self.model, patch, settings.precision, compiled)
         self.network.trained = process.together(self.model)
         self.loss = loss.to(process.device)
@@ -178,16 +181,14 @@ class Run:
         matrices = torch.zeros(len(items), classes, classes, dtype=torch.int64, device=self.process.device)
         if self.validation is not None:
             matrices[self.process.rank :: self.process.world] = self.network.confusion(self.validation, classes)
-        counts = [len(self.prepared.cases[case].items) for case in self.fold.validation]
-        cases = torch.stack([part.sum(0) for part in self.process.total(matrices).cpu().split(counts)])
+        _, cases = per_case(self.process.total(matrices).cpu(), [self.prepared.case_of[item] for item in items])
         reached, per_class = dice_global(cases), dice_per_class(cases.sum(0))
         if reached > self.best_score:
             self.best_score, self.best_epoch = reached, self.epoch
             self.best = _copied(self.model)
         if self.settings.adapt_kappa:
             adapt_kappa(self.loss, per_class)
-        scores = evaluate(cases)
-        return {name: scores[name] for name in ("dice_global", "dice_case", "dice_global_per_class")}
+        return summary(cases)
 
     def resume(self) -> None:
         """Takes up the last checkpoint, if there is one."""
@@ -209,9 +210,8 @@ class Run:
         self._save_best()  # which may have been stopped in between
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint, by the clock of the first process."""
-        late = time.monotonic() - self._saved >= self.settings.save_every
-        return self.process.of_first(late or self.epoch == self.settings.epochs)
+        """Whether it is time for a checkpoint, by the clock of this process."""
+        return time.monotonic() - self._saved >= self.settings.save_every
 
     def save(self) -> None:
         """A checkpoint, and the best weights in a file of their own."""
@@ -236,6 +236,7 @@ class Run:
         out = self.settings.out
         seconds = self.seconds + time.monotonic() - self._started
         write_history(out / HISTORY, self.history)
+        self._save_best()
         save_weights(out / "last.safetensors", self.model.state_dict(), self.described)
         self.model.load_state_dict(self.best)
         result = {

@@ -164,6 +164,15 @@ def surface(
     return Surface(hd95, nsd, missing, "px" if spacing is None else "mm", tolerance)
 
 
+def summary(matrices: Tensor) -> dict[str, Any]:
+    """The scores that a validation is about."""
+    return {
+        "dice_global": _number(dice_global(matrices)),
+        "dice_case": _number(dice_case(matrices)),
+        "dice_global_per_class": _numbers(dice_per_class(matrices.sum(0))),
+    }
+
+
 def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = ()) -> dict[str, Any]:
     """Every score of a test set, ready for JSON, from one matrix `[N, C, C]` and, where wanted, one `Surface` per case.
 
@@ -175,9 +184,7 @@ def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = ()) -> dict[str, An
     matrices = matrices.cpu()
     scores = {
         "cases": len(matrices),
-        "dice_global": _number(dice_global(matrices)),
-        "dice_case": _number(dice_case(matrices)),
-        "dice_global_per_class": _numbers(dice_per_class(matrices.sum(0))),
+        **summary(matrices),
         "dice_case_per_class": _numbers(dice_case_per_class(matrices)),
         "strata": _by_stratum(matrices),
     }

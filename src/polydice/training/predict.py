@@ -25,6 +25,7 @@ from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.inference import OVERLAP, Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
+from polydice.training.processes import usable_device
 
 BEST = "best.safetensors"
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
@@ -140,19 +141,12 @@ def load(checkpoint: Path, device: str | None = None, flips: bool = False) -> Pr
         preparation = Preparation(**settings)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
-    network = Network(module.eval().to(_device(device)), patch, compile=False)
+    network = Network(module.eval().to(usable_device(device)), patch, compile=False)
     return Predictor(network, model["channels"], classes, intensity, preparation, flips)
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _device(name: str | None) -> torch.device:
-    try:
-        return torch.empty(0, device=name or ("cuda" if torch.cuda.is_available() else "cpu")).device
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 class _Scan(NamedTuple):

@@ -71,7 +71,7 @@ class Process(NamedTuple):
 def joined(device: str | None = None) -> Iterator[Process]:
     """This process, joined with those that `torchrun` has started beside it; by itself without `torchrun`."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = _named(device)
     if world > 1 and name.startswith("cuda"):
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     found = usable_device(name)
@@ -93,8 +93,13 @@ def joined(device: str | None = None) -> Iterator[Process]:
         dist.destroy_process_group()
 
 
-def usable_device(name: str) -> torch.device:
+def usable_device(name: str | None) -> torch.device:
+    """The device of that name; without one, a GPU where there is one."""
     try:
-        return torch.empty(0, device=name).device
+        return torch.empty(0, device=_named(name)).device
     except (AssertionError, RuntimeError) as error:
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _named(device: str | None) -> str:
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
