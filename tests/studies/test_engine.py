@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,3 +107,13 @@ def test_a_folder_keeps_its_recipe(reference: Study, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="another recipe"):
         create(other, reference.folder, reference.data, reference.cache)
     assert open_study(reference.folder) == reference
+
+
+def test_a_study_grows_and_keeps_what_it_has(reference: Study, tmp_path: Path) -> None:
+    folder, recipe = tmp_path / "grown", tmp_path / "more.toml"
+    shutil.copytree(reference.folder, folder)
+    recipe.write_text(RECIPE.replace("seeds = [0]", "seeds = [0, 1]"))
+    grown = create(recipe, folder, reference.data, reference.cache)
+    assert [run for run in grown.runs if grown.state(run) == "done"] == list(reference.runs)
+    assert {run.seed for run in grown.runs if grown.state(run) == "waiting"} == {1}
+    assert open_study(folder) == grown

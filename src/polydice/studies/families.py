@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from polydice.base import Loss
 from polydice.studies.recipe import Recipe, Variant
-from polydice.studies.style import COLOURS, GREY, shades
+from polydice.studies.style import COLOURS, GREY, MORE, shades
 from polydice.training.expression import parse_loss
 
 PARAMETERS = {"DropDiceLoss": "order", "PolyDice1Loss": "epsilon", "PolyCE1Loss": "epsilon"}
@@ -33,9 +33,18 @@ def member(variant: Variant) -> Member:
     return Member(re.sub(rf"\b{parameter}=[^,)]+(, )?", "", repr(loss)), parameter, getattr(loss, parameter))
 
 
+def stem(name: str) -> str:
+    """A loss's name without the values of its parameters.
+
+    >>> stem("Tversky, α = 0.3, β = 0.7"), stem("PolyDice-1 detached, ε = −0.3")
+    ('Tversky', 'PolyDice-1 detached')
+    """
+    return re.sub(r",? *\b(K|ε|α|β|order|epsilon) *= *[-−+]?[\d.]+", "", name)
+
+
 def line_title(line: Sequence[Variant]) -> str:
     """What the recipe's names of a line's losses have in common: `PolyDice-1` of `PolyDice-1, ε = 0.5`."""
-    names = {re.sub(r",? *\b(K|ε|order|epsilon) *= *[-−+]?[\d.]+", "", variant.loss) for variant in line}
+    names = {stem(variant.loss) for variant in line}
     return names.pop() if len(names) == 1 else member(line[0]).line
 
 
@@ -59,7 +68,8 @@ def colours(recipe: Recipe) -> dict[str, str]:
     for loss, variants in recipe.losses.items():
         by_line.setdefault(member(variants[0]).line, []).append(loss)
     families = {line: "" if " + " in line else line.partition("(")[0] for line in by_line}
-    spare = [colour for family, colour in COLOURS.items() if family not in families.values()]
+    own = {COLOURS[family] for family in families.values() if family in COLOURS}
+    spare = [colour for colour in (*COLOURS.values(), *MORE) if colour not in own]
     taken: set[str] = set()
     found: dict[str, str] = {}
     for line, losses in by_line.items():

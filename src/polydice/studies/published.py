@@ -8,6 +8,8 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
+from polydice.studies.families import stem
+
 SOURCE = "H. Aizawa, Polynomial Dice Loss for Medical Image Segmentation, arXiv:2606.23373"
 
 _SETS = ("CVC-ClinicDB", "Kvasir-SEG", "ACDC", "Synapse")
@@ -47,12 +49,15 @@ class Published(NamedTuple):
 def published(dataset: str, model: str, loss: str) -> Published | None:
     """What the paper has for a loss on a data set with a network, all three by the names that it gives them.
 
-    Case, hyphens and the word "loss" make no difference.
+    Case, hyphens and the word "loss" make no difference, nor do values of parameters, most of which the paper leaves
+    open.
 
     >>> str(published("cvc-clinicdb", "unet", "Cross-entropy"))
     '77.01 ± 3.72'
+    >>> str(published("cvc-clinicdb", "unet", "PolyDice-1, ε = 0.5"))
+    '80.73 ± 4.62'
     """
-    return PUBLISHED.get((_plain(dataset), _plain(model), _plain(loss)))
+    return PUBLISHED.get((_plain(dataset), _plain(model), _plain(stem(loss))))
 
 
 def _plain(name: str) -> str:

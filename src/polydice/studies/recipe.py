@@ -16,9 +16,11 @@
 
     [losses]
     Dice = "DiceLoss(batch=True)"
+    Tversky = { loss = "TverskyLoss(0.3, 0.7, batch=True)", seeds = [0] }
     "PolyDice-1" = { loss = "PolyDice1Loss({epsilon}, batch=True)", epsilon = [-0.3, 0.0, 0.5] }
 
-A loss with a list of values is trained with each, and the value is chosen on the validation part.
+A loss with a list of values is trained with each, and the value is chosen on the validation part. A loss can have seeds
+of its own, fewer than the others.
 """
 
 import re
@@ -81,13 +83,23 @@ class Recipe:
     datasets: Mapping[str, Mapping[str, Any]]
     models: Mapping[str, Mapping[str, Any]]
     losses: Mapping[str, tuple[Variant, ...]]
+    fewer_seeds: Mapping[str, tuple[int, ...]]  # of losses that have their own
 
     def runs(self) -> Iterator[Planned]:
         """Every run, so that a study that is stopped early has compared all losses on what it has."""
         order = product(self.seeds, self.folds, self.datasets, self.models, self.losses)
         for seed, fold, dataset, model, loss in order:
-            for variant in self.losses[loss]:
-                yield Planned(dataset, model, loss, variant.value, fold, seed, variant.expression)
+            if seed in self.fewer_seeds.get(loss, self.seeds):
+                for variant in self.losses[loss]:
+                    yield Planned(dataset, model, loss, variant.value, fold, seed, variant.expression)
+
+    def extends(self, other: "Recipe") -> bool:
+        """Whether every run of the other is one of these, trained in the same way."""
+        runs, place = set(self.runs()), Path()
+        return all(
+            run in runs and self.settings(run, place, place) == other.settings(run, place, place)
+            for run in other.runs()
+        )
 
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
@@ -129,13 +141,22 @@ def parse(text: str) -> Recipe:
             raise RecipeError(f"[datasets.{name}] needs either path or generate")
     for name, model in given["models"].items():
         _refuse_unknown(f"[models.{name}]", model, SETTINGS)
+    seeds = tuple(given.get("seeds", (0,)))
     losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
+    tables = {name: entry for name, entry in given["losses"].items() if isinstance(entry, dict)}
+    fewer = {name: entry["seeds"] for name, entry in tables.items() if "seeds" in entry}
+    for name, own in fewer.items():
+        if not isinstance(own, list) or not own or not set(own) <= set(seeds):
+            raise RecipeError(
+                f"seeds of the loss {name!r} must be a list of some of {list(seeds)}, the recipe's: {own}"
+            )
     baseline = given.get("baseline", next(iter(losses)))
     if baseline not in losses:
         raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
     recipe = Recipe(
         given.get("title", "A study"), given.get("about", ""), baseline, tuple(given.get("folds", range(5))),
-        tuple(given.get("seeds", (0,))), given.get("train", {}), given["datasets"], given["models"], losses,
+        seeds, given.get("train", {}), given["datasets"], given["models"], losses,
+        {name: tuple(own) for name, own in fewer.items()},
     )  # fmt: skip
     _refuse_what_cannot_run(recipe)
     return recipe
@@ -152,7 +173,7 @@ def _variants(name: str, entry: Any) -> Iterator[Variant]:
         entry = {"loss": entry}
     if not isinstance(entry, dict) or not isinstance(entry.get("loss"), str):
         raise RecipeError(f"the loss {name!r} must be a text, or a table with a text `loss` and lists of values")
-    lists = {key: values for key, values in entry.items() if key != "loss"}
+    lists = {key: values for key, values in entry.items() if key not in ("loss", "seeds")}
     for key, values in lists.items():
         if not isinstance(values, list) or not values or f"{{{key}}}" not in entry["loss"]:
             raise RecipeError(f"{key} of the loss {name!r} must be a list of values, and stand as {{{key}}} in `loss`")

@@ -80,12 +80,16 @@ class Study:
 
 
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
-    """The study in `folder`, made of a recipe, or the one that is there already, if its recipe is the same."""
+    """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
+    has more losses, seeds, folds or data sets than before."""
     wanted = read(recipe)
     kept = folder / "recipe.toml"
-    if kept.exists() and read(kept) != wanted:
-        raise RecipeError(f"{folder} holds a study with another recipe: take another folder, or go on with {kept}")
-    if not kept.exists():
+    if kept.exists() and not wanted.extends(read(kept)):
+        raise RecipeError(
+            f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
+            "grow, by losses, seeds, folds or data sets"
+        )
+    if not kept.exists() or read(kept) != wanted:
         write_text(kept, _text(recipe))
     write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
     return open_study(folder)

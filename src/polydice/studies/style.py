@@ -19,6 +19,7 @@ COLOURS = {
     "CrossEntropyLoss": "#7F7F7F",
     "PolyCE1Loss": "#E69F00",
 }
+MORE = ("#882255", "#44AA99", "#332288", "#999933")  # after Tol, for what is of no family
 INK, GREY, FAINT = "#333333", "#666666", "#F0F0F0"  # what belongs to no loss: drawn, said beside it, and areas
 
 # Figures are drawn inside `with rc_context(RC):`, so that nobody else's are changed.
