@@ -71,6 +71,21 @@ def test_control_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == "\npolydice stop: interrupted\n"
 
 
+def test_whoever_reads_only_the_first_lines_sees_no_complaint() -> None:
+    script = f"{sys.executable} -m polydice train --help | head -n 1"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("usage: polydice train")
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"polydice {name} " in capsys.readouterr().out.partition("Example: ")[2]
+
+
 # Options from a file
 
 

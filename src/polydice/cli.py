@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -63,6 +64,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"\npolydice {name}: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output has seen enough; what is left of it must not be complained about
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

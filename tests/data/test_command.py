@@ -1,4 +1,5 @@
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,16 @@ def mine(folder: Path, *names: str) -> Path:
         write.picture(folder / "images" / f"{name}.png", np.full((5, 4, 3), number, np.uint8))
         write.picture(folder / "masks" / f"{name}.png", MASK)
     return folder
+
+
+def test_what_is_told_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = mine(tmp_path / "mine", "a", "b"), tmp_path / "out"
+    (folder / "masks" / "b.png").unlink()
+    assert main(["data", str(folder), "--out", str(out), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["cases"], told["groups"], told["out"]) == (1, 1, str(out))
+    assert told["classes"][1] == {"label": 1, "class": "foreground", "pixels": 5, "share": 0.25, "cases": 1}
+    assert [(found["level"], "b" in found["where"]) for found in told["findings"]] == [("error", True)]
 
 
 def test_what_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

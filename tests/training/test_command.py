@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -36,6 +37,14 @@ def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytes
     assert said.err == ""
     train(replace(settings, out=tmp_path / "other"))
     assert ended(tmp_path / "run") == ended(tmp_path / "other")
+
+
+def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = small(images, tmp_path / "run", epochs=1)
+    assert main(["train", *options(settings), "--json"]) == 0
+    told, result = json.loads(capsys.readouterr().out), json.loads((tmp_path / "run" / "result.json").read_text())
+    assert told == {"run": str(settings.out)} | {name: result[name] for name in told if name != "run"}
+    assert told["test"]["cases"] == 5
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,15 @@ def test_files_that_cannot_be_used_are_named_and_the_others_done(
         assert line.startswith(f"polydice predict: {tmp_path / name}: ")
         assert reason in line
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.png"]
+
+
+def test_a_script_is_told_what_was_done_and_what_was_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = saved(tmp_path / "w", thresholding(), size=16)
+    good, lost = picture(tmp_path / "good.png", noise(20, 30)), tmp_path / "lost.png"
+    assert run(weights, good, lost, "--out", tmp_path / "out", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["written"] == [str(tmp_path / "out" / "good.png")]
+    assert [problem.startswith(str(lost)) for problem in told["problems"]] == [True]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`polydice data`: what is in a folder, and whether it can be trained on."""
 
 import csv
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -9,25 +10,34 @@ from typing import Annotated
 
 import tyro
 
-from polydice.data.cases import DataError, Dataset
+from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.check import Facts, check, size, table
 from polydice.data.overview import overview
 from polydice.data.readers import open_dataset
+
+COLUMNS = ("label", "class", "pixels", "share", "cases")
+Row = tuple[int, str, int, float, int]
 
 
 def data(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     layout: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Looks at a data set before training: what it is, what is wrong with it, and a picture of a few cases.
 
     Every case is opened once. The exit status is 1 if there are errors, 2 if the folder holds no data set, and else 0.
 
+    Example: polydice data cvc-clinicdb
+
+    Example: polydice data scans --layout folder --out runs/data/scans
+
     Args:
         folder: where the data set is.
         layout: cvc-clinicdb, kvasir-seg, acdc, synapse, decathlon or folder. If not given, it is recognised.
         out: for overview.png, classes.csv, cases.csv, findings.csv. If not given, runs/data/ and the set's own name.
+        json_output: print what was found as JSON.
     """
     try:
         dataset = open_dataset(folder, layout)
@@ -38,23 +48,42 @@ def data(
         return 2
     findings, facts = check(dataset)
     classes = _classes(dataset, facts)
+    if not json_output:
+        _tell(dataset, facts, classes, findings)
+    _write(out / "classes.csv", COLUMNS, classes)
+    _write(out / "cases.csv", ("case", "group", "channels", "size", "spacing", *dataset.classes), map(_row, facts))
+    _write(out / "findings.csv", ("level", "where", "what"), findings)
+    overview(dataset, facts, out / "overview.png")
+    if json_output:
+        print(json.dumps(_record(dataset, classes, findings, out), indent=1))
+    else:
+        print(f"\n{out}: overview.png, classes.csv, cases.csv, findings.csv")
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[Row], findings: Sequence[Finding]) -> None:
     errors = sum(finding.level == "error" for finding in findings)
-    print(f"{dataset.name}, {folder}\n{_described(dataset, facts)}\n")
+    print(f"{dataset.name}, {dataset.folder}\n{_described(dataset, facts)}\n")
     print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}")
     for _, name, pixels, share, cases in classes:
         print(f"{name:<20}{pixels:>16,}{share:>10.3%}{cases:>8}")
     print(f"\n{_plural(errors, 'error')}, {_plural(len(findings) - errors, 'warning')}")
     if findings:
         print(table(findings))
-    _write(out / "classes.csv", ("label", "class", "pixels", "share", "cases"), classes)
-    _write(out / "cases.csv", ("case", "group", "channels", "size", "spacing", *dataset.classes), map(_row, facts))
-    _write(out / "findings.csv", ("level", "where", "what"), findings)
-    overview(dataset, facts, out / "overview.png")
-    print(f"\n{out}: overview.png, classes.csv, cases.csv, findings.csv")
-    return 1 if errors else 0
 
 
-def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[tuple[int, str, int, float, int]]:
+def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding], out: Path) -> dict[str, object]:
+    return {
+        "dataset": dataset.name,
+        "cases": len(dataset.cases),
+        "groups": len({case.group for case in dataset.cases}),
+        "classes": [dict(zip(COLUMNS, row, strict=True)) for row in classes],
+        "findings": [finding._asdict() for finding in findings],
+        "out": str(out),
+    }
+
+
+def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[Row]:
     """Label, name, pixels, share of all pixels, and the number of cases, for each class."""
     pixels = [sum(about.pixels[label] for about in facts) for label in range(len(dataset.classes))]
     cases = [sum(about.pixels[label] > 0 for about in facts) for label in range(len(dataset.classes))]

@@ -1,5 +1,6 @@
 """`polydice train`: one run."""
 
+import json
 import sys
 from typing import Annotated
 
@@ -8,10 +9,25 @@ import tyro
 from polydice.training.config import Settings
 
 
-def train(settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]) -> int:
+def train(
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes],
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> int:
     """Trains a network on one fold of a data set and tests it. Options can come from a TOML file: --config FILE.
 
-    `torchrun --nproc-per-node N -m polydice train ...` trains the same run in N processes.
+    Ctrl-C saves and stops after the epoch; --resume goes on. The exit status is 1 if the run failed, 130 if it was
+    interrupted, and else 0.
+
+    Example: polydice train --data cvc-clinicdb --out runs/cvc
+
+    Example: polydice train --data cvc-clinicdb --out runs/sum --loss "PolyDice1Loss(0.2) + CrossEntropyLoss()"
+
+    Example: polydice train --data Task04_Hippocampus --model unet3d --out runs/hippocampus --epochs 60
+
+    Example: torchrun --nproc-per-node 4 -m polydice train --data acdc --out runs/acdc
+
+    Args:
+        json_output: print the scores as JSON; result.json has them of every case too.
     """
     import torch
 
@@ -27,7 +43,10 @@ def train(settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]) -> int:
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
-    if result:
+    if result and json_output:
+        best = {name: result[name] for name in ("best_epoch", "validation_dice_global", "test")}
+        print(json.dumps({"run": str(settings.out), **best}, indent=1))
+    elif result:
         scores = result["test"]
         print(
             f"{settings.out}: dice_global {scores['dice_global']:.4f}, dice_case {scores['dice_case'] or 0:.4f} on "

@@ -1,6 +1,8 @@
 """`polydice predict`: label maps of images and volumes."""
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ def predict(
     flips: bool = False,
     device: str | None = None,
     batch: int = 8,
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Segments images and volumes of any size: a label map for each, in its own size, geometry and format.
 
@@ -24,6 +27,10 @@ def predict(
 
     The exit status is 1 if some inputs could not be used (the others are done), 2 if nothing could be, and else 0.
 
+    Example: polydice predict runs/cvc frames/ --out labels --overlay
+
+    Example: polydice predict runs/hippocampus scan.nii.gz --out labels --flips
+
     Args:
         checkpoint: the folder of a training run, or a file of weights in it.
         inputs: PNG, JPEG, TIFF, BMP or NIfTI files, and folders of them.
@@ -32,6 +39,7 @@ def predict(
         flips: average over all flips of the image: 4 times the work in 2D, 8 times in 3D.
         device: cpu, cuda or cuda:N. If not given, a GPU where there is one.
         batch: images, slices or windows at a time.
+        json_output: print the label maps, and what could not be used, as JSON.
     """
     import torch
 
@@ -39,17 +47,23 @@ def predict(
     from polydice.training import predict as library
     from polydice.training.checkpoint import CheckpointError
 
+    written: Sequence[Path]
+    problems: Sequence[str] = ()
     try:
         written = library.predict(checkpoint, inputs, out, overlay=overlay, flips=flips, device=device, batch=batch)
     except library.NotAllDoneError as failed:
-        print("\n".join(f"polydice predict: {problem}" for problem in failed.problems), file=sys.stderr)
-        print(f"{out}: {len(failed.written)} of {len(failed.written) + len(failed.problems)} label maps")
-        return 1
+        written, problems = failed.written, failed.problems
     except torch.OutOfMemoryError:
         print("polydice predict: out of memory: try a smaller --batch, or --device cpu", file=sys.stderr)
         return 2
     except (CheckpointError, DataError, ImportError, OSError, ValueError) as problem:
         print(f"polydice predict: {problem}", file=sys.stderr)
         return 2
-    print(f"{out}: {len(written)} label map{'s' * (len(written) != 1)}")
-    return 0
+    for each in problems:
+        print(f"polydice predict: {each}", file=sys.stderr)
+    if json_output:
+        print(json.dumps({"written": [str(path) for path in written], "problems": [*problems]}, indent=1))
+    else:
+        of = f" of {len(written) + len(problems)}" if problems else ""
+        print(f"{out}: {len(written)}{of} label map{'s' * (bool(problems) or len(written) != 1)}")
+    return 1 if problems else 0
