@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +43,27 @@ def test_a_set_that_is_not_there_is_named_and_left_out(tmp_path: Path, capsys: p
     said = capsys.readouterr()
     assert "nowhere is not there" in said.err
     assert said.out.strip().endswith("report.html")
+
+
+def test_control_c_stops_all_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "mine.toml", tmp_path / "study"
+    recipe.write_text(RECIPE.replace("epochs = 2", "epochs = 100_000"))
+    command = ["study", str(recipe), "--out", str(folder), "--cache", str(tmp_path / "cache"), "--jobs", "2"]
+    study = subprocess.Popen(
+        [sys.executable, "-m", "polydice", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal of its own, as it were
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may have been ignored here
+    )
+    while len(list(folder.glob("runs/*/*/*/*/*/history.jsonl"))) < 2:
+        assert study.poll() is None
+        time.sleep(0.05)
+    os.killpg(study.pid, signal.SIGINT)
+    _, said = study.communicate()
+    assert study.returncode == 130
+    assert said == f"\nstopped; the same command goes on with {folder}\n"
+    with pytest.raises(ProcessLookupError):  # soon nobody is left
+        for _ in range(100):
+            os.killpg(study.pid, 0)
+            time.sleep(0.05)

@@ -1,6 +1,7 @@
 """Runs of a study in processes of this machine. Each worker does one run after another, so it compiles only once."""
 
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,7 @@ def _ready(workers: Sequence[Worker]) -> Iterator[Worker]:
 
 def _serve(connection: Connection, folder: Path, device: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # and puts away what it holds, as it would at its end
     while True:
         try:
             run = connection.recv()

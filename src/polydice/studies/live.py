@@ -16,8 +16,8 @@ Row = tuple[str, str, str]
 class Live:
     """Counts runs by data set, network and loss."""
 
-    def __init__(self, study: Study, stream: TextIO = sys.stderr) -> None:
-        self.study, self.stream = study, stream
+    def __init__(self, study: Study, stream: TextIO | None = None) -> None:
+        self.study, self.stream = study, stream or sys.stderr
         self.total = Counter(map(_row, study.runs))
         self.done = Counter(_row(run) for run in study.runs if study.state(run) == "done")
         self.no_data = Counter(_row(run) for run in study.runs if study.state(run) == "no data")
