@@ -1,12 +1,17 @@
-# Both commands set everything up by themselves: a virtual environment in .venv, the package and what it needs.
+# Every command sets everything up by itself: a virtual environment, the package and what it needs. The packages that
+# polydice is tested inside of (nnU-Net, …) have an environment of their own, .venv-hosts.
 PYTHON ?= python3
 BIN := .venv/bin
+HOSTS := .venv-hosts/bin
 
-.PHONY: test demo lint clean
+.PHONY: test test-hosts demo lint clean
 
 test: lint
 	$(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py
+
+test-hosts: .venv-hosts/installed
+	$(HOSTS)/python -m pytest tests/hosts
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -21,5 +26,10 @@ demo: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv-hosts/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-hosts
+	$(HOSTS)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[study,hosts]' pytest hypothesis
+	touch $@
+
 clean:
-	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-hosts dist .mypy_cache .pytest_cache .ruff_cache

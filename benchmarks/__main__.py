@@ -24,7 +24,16 @@ def main(arguments: Sequence[str]) -> int:
     data.add_argument("--device", choices=["cpu", "cuda"], required=True)
     data.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/data-speed/DEVICE)")
     data.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    nnunet = commands.add_parser("nnunet", help="the loss of nnU-Net's trainer, its own and with our Dice in it")
+    nnunet.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    nnunet.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/nnunet-speed/DEVICE)")
+    nnunet.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     given = parser.parse_args(arguments)
+    if given.command == "nnunet":
+        from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
+
+        out = given.out or Path("results", "nnunet-speed", given.device)
+        return run_nnunet(given.device, out, given.quick, arguments)
     if given.command == "data":
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 
