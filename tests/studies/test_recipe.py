@@ -111,6 +111,12 @@ def test_the_packaged_recipes() -> None:
             parse_loss(run.expression)
 
 
+def test_the_recipe_of_the_docs_can_be_followed() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    recipe = parse(text.split("```toml\n")[1].split("```")[0])
+    assert len(list(recipe.runs())) == 5 * (3 * (1 + 4) + 1)  # folds · (seeds · (Dice, four ε) + Tversky)
+
+
 def test_the_column_goes_on_where_the_question_was_asked() -> None:
     assert read("column-cvc").extends(read("question-cvc"))
 
