@@ -96,6 +96,18 @@ def test_an_absent_class_counts_as_perfect_there(smooth: float) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.3, 0.7)])
+def test_tversky_of_absent_classes(alpha: float, beta: float) -> None:
+    options = {"alpha": alpha, "beta": beta, "smooth": 1.0}
+    empty = torch.zeros(3, 1, 9, 7)
+    ours = TverskyLoss(**options, activation="sigmoid", batch=True, absent="skip")
+    for target in (empty, (torch.rand(3, 1, 9, 7) < 0.3).float()):
+        assert_equal(ours, smp.losses.TverskyLoss("binary", **options), torch.randn(3, 1, 9, 7), target)
+    some = (1 / CLASSES) * TverskyLoss(**options, batch=True, absent="skip", reduction="sum")
+    labels = torch.randint(2, (3, 9, 7))
+    assert_equal(some, smp.losses.TverskyLoss("multiclass", **options), torch.randn(3, CLASSES, 9, 7), labels)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.3, 0.7)])
 def test_tversky(alpha: float, beta: float) -> None:
     for mode, smooth in product(("multiclass", "multilabel"), SMOOTH):
         logits, labels = torch.randn(3, CLASSES, 9, 7), torch.randint(CLASSES, (3, 9, 7))

@@ -40,6 +40,8 @@ def test_a_recipe_extends_another_if_all_its_runs_are_the_same() -> None:
     longer = parse(RECIPE.replace("epochs = 2", "epochs = 3"))
     for larger in (recipe, more_seeds, more_losses):
         assert larger.extends(recipe)
+    elsewhere = parse(RECIPE.replace("count = 18", "count = 30"))
+    assert not elsewhere.extends(recipe)
     assert not recipe.extends(more_seeds)
     assert not recipe.extends(more_losses)
     assert not longer.extends(recipe)
@@ -81,8 +83,10 @@ def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
         ("generate = {", "path = 'x'\ngenerate = {", "either path or generate"),
         ('"Dice" =', '"dice!" = "DiceLoss()"\n"Dice" =', "folder of two runs"),
         ("[losses]", "[loss]", "the recipe has loss"),
-        ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = [1] }', "of the loss 'Dice'"),
-        ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = 0 }', "must be a list of some"),
+        ("seeds = [0]", "seeds = 3", "seeds must be a list of whole numbers"),
+        ("seeds = [0]", "seeds = [true]", "seeds must be a list of whole numbers"),
+        ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = [1] }', "some of the recipe's"),
+        ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = 0 }', "list of whole numbers"),
     ],
 )  # fmt: skip
 def test_a_wrong_recipe_is_refused_before_anything_runs(old: str, new: str, said: str) -> None:

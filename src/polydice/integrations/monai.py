@@ -47,9 +47,10 @@ def from_monai(loss: nn.Module) -> MonaiLoss:
     """
     translate = TRANSLATIONS.get(type(loss))  # not isinstance: a subclass may compute something else
     if translate is None:
-        name = type(loss).__name__
-        advice = ADVICE.get(name, f"the losses that have one are {', '.join(known.__name__ for known in TRANSLATIONS)}")
-        raise ValueError(f"MONAI's {name} has no equal in polydice: {advice}")
+        kind = type(loss)
+        known = ", ".join(translated.__name__ for translated in TRANSLATIONS)
+        advice = ADVICE.get(kind.__name__, f"from_monai knows MONAI's {known}")
+        raise ValueError(f"{kind.__module__}.{kind.__name__} has no equal in polydice: {advice}")
     return translate(loss)
 
 

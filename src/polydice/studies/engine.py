@@ -117,7 +117,7 @@ def _ready(workers: Sequence[Worker]) -> Iterator[Worker]:
 
 def _serve(connection: Connection, folder: Path, device: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # and puts away what it holds, as it would at its end
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and puts away what it holds
     while True:
         try:
             run = connection.recv()

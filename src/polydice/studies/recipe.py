@@ -94,9 +94,9 @@ class Recipe:
                     yield Planned(dataset, model, loss, variant.value, fold, seed, variant.expression)
 
     def extends(self, other: "Recipe") -> bool:
-        """Whether every run of the other is one of these, trained in the same way."""
+        """Whether every run of the other is one of these, on the same data and trained in the same way."""
         runs, place = set(self.runs()), Path()
-        return all(
+        return all(self.datasets.get(name) == dataset for name, dataset in other.datasets.items()) and all(
             run in runs and self.settings(run, place, place) == other.settings(run, place, place)
             for run in other.runs()
         )
@@ -141,22 +141,20 @@ def parse(text: str) -> Recipe:
             raise RecipeError(f"[datasets.{name}] needs either path or generate")
     for name, model in given["models"].items():
         _refuse_unknown(f"[models.{name}]", model, SETTINGS)
-    seeds = tuple(given.get("seeds", (0,)))
+    seeds = _seeds("seeds", given.get("seeds", [0]))
     losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
     tables = {name: entry for name, entry in given["losses"].items() if isinstance(entry, dict)}
-    fewer = {name: entry["seeds"] for name, entry in tables.items() if "seeds" in entry}
+    fewer = {name: _seeds(f"seeds of {name!r}", entry["seeds"]) for name, entry in tables.items() if "seeds" in entry}
     for name, own in fewer.items():
-        if not isinstance(own, list) or not own or not set(own) <= set(seeds):
-            raise RecipeError(
-                f"seeds of the loss {name!r} must be a list of some of {list(seeds)}, the recipe's: {own}"
-            )
+        if not set(own) <= set(seeds):
+            raise RecipeError(f"seeds of {name!r} must be some of the recipe's {list(seeds)}: {list(own)}")
     baseline = given.get("baseline", next(iter(losses)))
     if baseline not in losses:
         raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
     recipe = Recipe(
         given.get("title", "A study"), given.get("about", ""), baseline, tuple(given.get("folds", range(5))),
         seeds, given.get("train", {}), given["datasets"], given["models"], losses,
-        {name: tuple(own) for name, own in fewer.items()},
+        fewer,
     )  # fmt: skip
     _refuse_what_cannot_run(recipe)
     return recipe
@@ -166,6 +164,12 @@ def slug(text: str) -> str:
     """A name for a folder: `PolyDice-1, ε` becomes `polydice-1-e`."""
     signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
     return re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+
+
+def _seeds(what: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
+        raise RecipeError(f"{what} must be a list of whole numbers: {given}")
+    return tuple(given)
 
 
 def _variants(name: str, entry: Any) -> Iterator[Variant]:

@@ -18,12 +18,14 @@ NOTES = (
     "percent, mean ± standard deviation over the folds; the highest mean is bold, which proves nothing by itself.",
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
     "Seed noise is the standard deviation of the mean from seed to seed.",
-    f"The paper is {SOURCE}.",
+    f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
+    "value of them.",
 )
 # What LaTeX would act on, or does not know.
 SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-SPECIAL |= {"±": r"$\pm$", "−": "$-$", "ε": r"$\varepsilon$", "κ": r"$\kappa$", "γ": r"$\gamma$", "|": "$|$"}
+SPECIAL |= {"±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\varepsilon$", "κ": r"$\kappa$"}
+SPECIAL |= {"γ": r"$\gamma$", "|": "$|$"}
 
 
 class Cell(NamedTuple):
@@ -54,8 +56,13 @@ def results(comparison: Comparison) -> Table:
         noise = score.seed_noise if score else None
         cells += [_difference(row, "dice_global"), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
         cells += [_mean(case), _difference(row, "dice_case"), _runs(row)]
-        rows.append(tuple(cells))
-    return Table(comparison.title, tuple(header), tuple(rows))
+        rows.append(cells)
+    filled = [place for place, column in enumerate(zip(*rows, strict=True)) if any(cell.text for cell in column)]
+    return Table(
+        comparison.title,
+        tuple(header[place] for place in filled),  # one seed has no seed noise, and the baseline alone no difference
+        tuple(tuple(cells[place] for place in filled) for cells in rows),
+    )
 
 
 def overview(comparisons: Sequence[Comparison], model: str) -> Table:

@@ -15,8 +15,8 @@ def train(
 ) -> int:
     """Trains a network on one fold of a data set and tests it. Options can come from a TOML file: --config FILE.
 
-    Ctrl-C saves and stops after the epoch; --resume goes on. The exit status is 1 if the run failed, 130 if it was
-    interrupted, and else 0.
+    Ctrl-C saves and stops after the epoch, and --resume goes on; torchrun waits --shutdown-timeout seconds, or else 30.
+    The exit status is 1 if the run failed, 130 if it was interrupted, and else 0.
 
     Example: polydice train --data cvc-clinicdb --out runs/cvc
 
@@ -24,7 +24,7 @@ def train(
 
     Example: polydice train --data Task04_Hippocampus --model unet3d --out runs/hippocampus --epochs 60
 
-    Example: torchrun --nproc-per-node 4 -m polydice train --data acdc --out runs/acdc
+    Example: torchrun --nproc-per-node 4 --shutdown-timeout 300 -m polydice train --data acdc --out runs/acdc
 
     Args:
         json_output: print the scores as JSON; result.json has them of every case too.

@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Interrupt:
-    """While this lasts, `asked` says whether Ctrl-C was pressed.
+    """While this lasts, `asked` says whether Ctrl-C was pressed; `first` is the one of several processes that says so.
 
     Python tells only its main thread of signals, and a process that ignores Ctrl-C goes on doing so.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, first: bool = True) -> None:
+        self.first, self.asked = first, False
         self._before: Any = signal.SIG_IGN
 
     def __enter__(self) -> "Interrupt":
@@ -27,7 +27,8 @@ class Interrupt:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, self._before)
-        print("\nstopping after this epoch; Ctrl-C again stops at once", file=sys.stderr)
+        if self.first:
+            print("\nstopping after this epoch; Ctrl-C again stops at once", file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
         if self._before is not signal.SIG_IGN:

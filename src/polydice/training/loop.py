@@ -5,7 +5,8 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -59,7 +60,11 @@ def train(settings: Settings) -> dict[str, Any]:
         run = Run(settings, process, dataset, prepared, loss)
         if settings.resume:
             run.resume()
-        with Watch(settings, run.history, run.steps, process.first) as watch, Interrupt() as interrupt:
+        with (
+            run.together(),
+            Watch(settings, run.history, run.steps, process.first) as watch,
+            Interrupt(process.first) as interrupt,
+        ):
             while run.epoch < settings.epochs:
                 row = run.train_epoch(watch.bar.update)
                 if run.epoch % settings.validate_every == 0 or run.epoch == settings.epochs:
@@ -116,7 +121,6 @@ class Run:
             "dataset": prepared.name,
         }
         self.network = Network(self.model, patch, settings.precision, compiled)
-        self.network.trained = process.together(self.model)
         self.loss = loss.to(process.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), settings.rate, settings.momentum, weight_decay=settings.decay,
@@ -128,6 +132,19 @@ class Run:
         self.best = _copied(self.model)
         self.seconds = 0.0  # spent on training, over all parts of a run that was stopped
         self._started = self._saved = time.monotonic()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While this lasts, the network is trained together with the other processes.
+
+        What joins them must go before their group does: if it is the last to know the group, it ends gloo's threads
+        while these wait for Python, which waits for them (pytorch/pytorch#56297).
+        """
+        self.network.trained = self.process.together(self.model)
+        try:
+            yield
+        finally:
+            self.network.trained = self.model
 
     def train_epoch(self, after_step: Callable[[], object]) -> Row:
         """One epoch. In its row of the history lie the losses of all steps, on the device, until `look` reads them."""
