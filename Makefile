@@ -7,7 +7,7 @@ HOSTS := .venv-hosts/bin
 .PHONY: test test-hosts demo lint clean
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/hosts
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py
 
 test-hosts: .venv-hosts/installed

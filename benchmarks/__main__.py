@@ -15,34 +15,29 @@ def main(arguments: Sequence[str]) -> int:
     loss = commands.add_parser(
         "loss", help="one loss, forward and backward, for each size and each library that is installed"
     )
-    loss.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    loss.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/loss-speed/DEVICE)")
-    loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
-    loss.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
-    loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
     data = commands.add_parser("data", help="augmented batches of images and of patches; on a CPU against MONAI")
-    data.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    data.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/data-speed/DEVICE)")
-    data.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     nnunet = commands.add_parser("nnunet", help="the loss of nnU-Net's trainer, its own and with our Dice in it")
-    nnunet.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    nnunet.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/nnunet-speed/DEVICE)")
-    nnunet.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    for name, command in {"loss": loss, "data": data, "nnunet": nnunet}.items():
+        where = f"where to write (default: results/{name}-speed/DEVICE)"
+        command.add_argument("--device", choices=["cpu", "cuda"], required=True)
+        command.add_argument("--out", type=Path, metavar="DIR", help=where)
+        command.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
+    loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
     given = parser.parse_args(arguments)
+    out = given.out or Path("results", f"{given.command}-speed", given.device)
     if given.command == "nnunet":
         from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
 
-        out = given.out or Path("results", "nnunet-speed", given.device)
         return run_nnunet(given.device, out, given.quick, arguments)
     if given.command == "data":
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 
-        return run_data(given.device, given.out or Path("results", "data-speed", given.device), given.quick, arguments)
+        return run_data(given.device, out, given.quick, arguments)
     if given.check:
         if given.device != "cpu" or given.sizes or given.out:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")
         return run_check(given.quick)
-    out = given.out or Path("results", "loss-speed", given.device)
     return run(given.device, out, given.sizes, given.quick, arguments)
 
 

@@ -36,7 +36,7 @@ def copy_bandwidth(effort: Effort) -> float:
         start = perf_counter()
         copy.copy_(source)
         times.append(perf_counter() - start)
-    return 2e3 * COPY_BYTES / _spread(times).median
+    return 2e3 * COPY_BYTES / spread(times).median
 
 
 def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
@@ -55,7 +55,7 @@ def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effo
     for name, times in rounds.items():
         forward, backward = ([time[part] for time in times] for part in (0, 1))
         both = [sum(time) for time in times]
-        yield name, Figures(_spread(forward), _spread(backward), _spread(both), extra[name], note)
+        yield name, Figures(spread(forward), spread(backward), spread(both), extra[name], note)
 
 
 def _rounds(
@@ -96,7 +96,7 @@ def _once(loss: LossFunction, logits: Tensor, target: Tensor) -> tuple[float, fl
     return middle - start, perf_counter() - middle
 
 
-def _spread(seconds: list[float]) -> Spread:
+def spread(seconds: list[float]) -> Spread:
     ms = torch.tensor(seconds, dtype=torch.float64) * 1e3
     return Spread(*ms.quantile(torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)).tolist())
 

@@ -21,7 +21,7 @@ def copy_bandwidth(effort: Effort) -> float:
     """Bytes read and written per second by a copy."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     copy = torch.empty_like(source)
-    return 2e3 * COPY_BYTES / _time(lambda: copy.copy_(source), effort).median
+    return 2e3 * COPY_BYTES / timed(lambda: copy.copy_(source), effort).median
 
 
 def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
@@ -35,8 +35,8 @@ def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effo
 def _figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: Effort) -> Figures:
     both = partial(gradient, loss, logits, target)
     both()  # compiles kernels, where there are any
-    extra = _extra_bytes(both)
-    return _combine(_time(partial(loss, logits, target), effort), _time(both, effort), extra)
+    extra = extra_bytes(both)
+    return _combine(timed(partial(loss, logits, target), effort), timed(both, effort), extra)
 
 
 def _graph_figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: Effort) -> Figures:
@@ -49,9 +49,9 @@ def _graph_figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: E
             both()
     torch.cuda.current_stream().wait_stream(aside)
     graphs: list[torch.cuda.CUDAGraph] = []
-    extra = _extra_bytes(lambda: _record(both, graphs))
+    extra = extra_bytes(lambda: _record(both, graphs))
     _record(partial(loss, logits, target), graphs)
-    spent, forward = (_time(graph.replay, effort) for graph in graphs)
+    spent, forward = (timed(graph.replay, effort) for graph in graphs)
     return _combine(forward, spent, extra)
 
 
@@ -68,14 +68,17 @@ def _combine(forward: Spread, both: Spread, extra: int) -> Figures:
     return Figures(forward, Spread(both.median - forward.median), both, extra, "backward is both - forward")
 
 
-def _time(function: Callable[[], object], effort: Effort) -> Spread:
+def timed(function: Callable[[], object], effort: Effort) -> Spread:
     from triton.testing import do_bench
 
     return Spread(*do_bench(function, warmup=effort.gpu_ms // 3, rep=effort.gpu_ms, quantiles=[0.5, 0.1, 0.9]))
 
 
-def _extra_bytes(function: Callable[[], Tensor]) -> int:
-    """The bytes that were asked for: the allocator hands out up to a megabyte more, which is not the loss's doing."""
+def extra_bytes(function: Callable[[], Tensor | tuple[Tensor, ...]]) -> int:
+    """The most that a function held beyond what it returns.
+
+    The bytes that were asked for: the allocator hands out up to a megabyte more, which is not the loss's doing.
+    """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -83,4 +86,4 @@ def _extra_bytes(function: Callable[[], Tensor]) -> int:
     result = function()
     torch.cuda.synchronize()
     peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-    return peak - before - result.nbytes
+    return peak - before - sum(each.nbytes for each in (result if isinstance(result, tuple) else (result,)))

@@ -177,21 +177,12 @@ def _measure(
         return torch.autograd.grad(forward(), used)
 
     both()  # compiles, where there is something to compile
-    spread, extra = _on_cuda(both, quick) if device == "cuda" else (_on_cpu(both, quick), None)
+    if device == "cuda":
+        extra: int | None = cuda.extra_bytes(both)
+        spread = cuda.timed(both, Effort(gpu_ms=10 if quick else 200))
+    else:
+        extra, spread = None, _on_cpu(both, quick)
     return *spread, extra, sum(each.nbytes for each in used), forward().item()
-
-
-def _on_cuda(both: Callable[[], tuple[Tensor, ...]], quick: bool) -> tuple[Spread, int]:
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-    gradients = both()
-    torch.cuda.synchronize()
-    peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-    extra = peak - before - sum(each.nbytes for each in gradients)
-    del gradients
-    return cuda._time(both, Effort(gpu_ms=10 if quick else 200)), extra
 
 
 def _on_cpu(both: Callable[[], tuple[Tensor, ...]], quick: bool) -> Spread:
@@ -200,4 +191,4 @@ def _on_cpu(both: Callable[[], tuple[Tensor, ...]], quick: bool) -> Spread:
         start = perf_counter()
         both()
         times.append(perf_counter() - start)
-    return cpu._spread(times)
+    return cpu.spread(times)

@@ -46,7 +46,7 @@ def test_spaces_brackets_and_products_are_free(text: str) -> None:
         ("Dice()", r"loss 'Dice\(\)': 'Dice\(\)' is neither a number or text nor one of CrossEntropyLoss, DiceLoss, "),
         ("DiceLoss", "loss 'DiceLoss': 'DiceLoss' is neither"),
         ("polydice.DiceLoss()", r"'polydice.DiceLoss\(\)' is neither"),
-        ("__import__('os').system('touch /tmp/x')", "is neither"),
+        ("__import__('os').system('touch x')", "is neither"),
         ("DiceLoss(smooth=open('x'))", r"\"open\('x'\)\" is neither"),
         ("DiceLoss(*[1])", r"'\*\[1\]' is neither"),
         ("[DiceLoss() for _ in 'a']", "is neither"),

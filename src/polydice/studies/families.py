@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from polydice.base import Loss
-from polydice.studies.recipe import Recipe, Variant
+from polydice.studies.recipe import Recipe, Variant, stem
 from polydice.studies.style import COLOURS, GREY, MORE, shades
 from polydice.training.expression import parse_loss
 
@@ -31,15 +31,6 @@ def member(variant: Variant) -> Member:
     if not (parameter and isinstance(loss, Loss)):
         return Member(repr(loss), "", 0.0)
     return Member(re.sub(rf"\b{parameter}=[^,)]+(, )?", "", repr(loss)), parameter, getattr(loss, parameter))
-
-
-def stem(name: str) -> str:
-    """A loss's name without the values of its parameters.
-
-    >>> stem("Tversky, α = 0.3, β = 0.7"), stem("PolyDice-1 detached, ε = −0.3")
-    ('Tversky', 'PolyDice-1 detached')
-    """
-    return re.sub(r",? *\b(K|ε|α|β|order|epsilon) *= *[-−+]?[\d.]+", "", name)
 
 
 def line_title(line: Sequence[Variant]) -> str:

@@ -8,7 +8,7 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
-from polydice.studies.families import stem
+from polydice.studies.recipe import stem
 
 SOURCE = "H. Aizawa, Polynomial Dice Loss for Medical Image Segmentation, arXiv:2606.23373"
 

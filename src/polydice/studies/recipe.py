@@ -166,6 +166,15 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
 
 
+def stem(name: str) -> str:
+    """A loss's name without the values of its parameters.
+
+    >>> stem("Tversky, α = 0.3, β = 0.7"), stem("PolyDice-1 detached, ε = −0.3")
+    ('Tversky', 'PolyDice-1 detached')
+    """
+    return re.sub(r",? *\b(K|ε|α|β|order|epsilon) *= *[-−+]?[\d.]+", "", name)
+
+
 def _seeds(what: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
         raise RecipeError(f"{what} must be a list of whole numbers: {given}")

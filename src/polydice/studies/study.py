@@ -84,12 +84,13 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     has more losses, seeds, folds or data sets than before."""
     wanted = read(recipe)
     kept = folder / "recipe.toml"
-    if kept.exists() and not wanted.extends(read(kept)):
+    before = read(kept) if kept.exists() else None
+    if before is not None and not wanted.extends(before):
         raise RecipeError(
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
             "grow, by losses, seeds, folds or data sets"
         )
-    if not kept.exists() or read(kept) != wanted:
+    if before != wanted:
         write_text(kept, _text(recipe))
     write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
     return open_study(folder)
