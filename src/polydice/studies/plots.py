@@ -72,18 +72,20 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Loss and validation Dice against the epoch: the mean of the runs that count, and their range."""
+    epochs = {
+        row.loss: [line for each in row.counting.values() for line in _history(study, each)] for row in comparison.rows
+    }
     panels = []
     for key, factor, title in (("loss", 1, "Training loss"), ("dice_global", 100, "Validation Dice, %")):
         series = []
-        for row in comparison.rows:
+        for loss, rows in epochs.items():
             by_epoch: defaultdict[int, list[float]] = defaultdict(list)
-            for each in row.counting.values():
-                for line in _history(study, each):
-                    if line.get(key) is not None:
-                        by_epoch[line["epoch"]].append(factor * line[key])
+            for row in rows:
+                if row.get(key) is not None:
+                    by_epoch[row["epoch"]].append(factor * row[key])
             points = [Point(epoch, _mean(seen), min(seen), max(seen)) for epoch, seen in sorted(by_epoch.items())]
             if len(points) > 1:
-                series.append(Series(row.loss, colour[row.loss], tuple(points)))
+                series.append(Series(loss, colour[loss], tuple(points)))
         if series:
             panels.append(Panel(title, "epoch", "", tuple(series)))
     caption = "Mean of the runs, and their range. The losses measure different things: only their course compares."
