@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydice.studies.comparison import Comparison, Row, compare, whole_grid
+from polydice.studies.comparison import Comparison, Row, compare, whole_grids
 from polydice.studies.study import Study
 from tests.studies.made_up import RECIPE, everything, study_in
 
@@ -60,12 +60,18 @@ def test_a_data_set_is_known_by_its_folder_or_by_its_name(tmp_path: Path, rename
     assert str(row(compare(study_in(tmp_path, recipe=recipe))[0], "Dice").published) == "79.31 ± 4.69"
 
 
-def test_a_mean_is_over_whole_seeds() -> None:
-    assert whole_grid([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert whole_grid([(0, 0), (1, 0), (2, 0), (2, 1)]) == [(0, 0), (1, 0), (2, 0)]
-    assert whole_grid([(0, 0), (1, 1)]) in ([(0, 0)], [(1, 1)])
-    assert whole_grid([(0, 0), (0, 1), (1, 0), (2, 0)]) == [(0, 0), (1, 0), (2, 0)]
-    assert whole_grid([]) == []
+def test_all_seeds_of_a_grid_have_the_same_folds() -> None:
+    assert whole_grids([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])[1] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert whole_grids([(0, 0), (1, 0), (2, 0), (2, 1)])[2] == [(0, 0), (1, 0), (2, 0)]
+    assert whole_grids([(0, 0), (1, 1)]) == [[(0, 0)], []]
+    assert whole_grids([]) == []
+
+
+def test_without_one_run_a_mean_is_over_all_folds_and_a_difference_over_the_most_pairs(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: (run.loss, run.seed, run.fold) != ("Focal Tversky", 1, 1))
+    focal = row(compare(study)[0], "Focal Tversky")
+    assert (focal.scores["dice_global"].folds, focal.scores["dice_global"].runs) == (3, 3)
+    assert (focal.differences["dice_global"].folds, focal.differences["dice_global"].seeds) == (2, 2)
 
 
 def test_a_study_that_was_stopped_compares_what_both_have(tmp_path: Path) -> None:
@@ -75,6 +81,11 @@ def test_a_study_that_was_stopped_compares_what_both_have(tmp_path: Path) -> Non
     assert row(cvc, "Dice").scores["dice_global"].runs == 3, "seed 1 has one fold of three"
     apart = row(cvc, "Focal Tversky").differences["dice_global"]
     assert (apart.seeds, apart.folds) == (1, 3)
+
+
+def test_a_mean_over_fewer_folds_is_not_the_highest(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: run.loss != "PolyDice-1" or run.fold == 0)
+    assert compare(study)[0].highest == "Dice"
 
 
 def test_an_unfinished_choice_is_no_score(tmp_path: Path) -> None:

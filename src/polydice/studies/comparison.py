@@ -81,9 +81,9 @@ class Comparison:
 
     @property
     def highest(self) -> str:
-        """The loss with the highest mean; empty where none has one."""
-        scored = [row for row in self.rows if "dice_global" in row.scores]
-        return max(scored, key=lambda row: row.scores["dice_global"].mean).loss if scored else ""
+        """The loss with the highest mean, of those with the most folds; empty where none has a mean."""
+        scored = {row.loss: row.scores["dice_global"] for row in self.rows if "dice_global" in row.scores}
+        return max(scored, key=lambda loss: (scored[loss].folds, scored[loss].mean), default="")
 
 
 def compare(study: Study) -> list[Comparison]:
@@ -117,24 +117,33 @@ def compare(study: Study) -> list[Comparison]:
     return comparisons
 
 
-def whole_grid(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The most (seed, fold) of those given in which every seed has the same folds; of equally many, more folds.
+Pairs = list[tuple[int, int]]  # of seed and fold
+
+
+def whole_grids(pairs: Iterable[tuple[int, int]]) -> list[Pairs]:
+    """What can be taken of the (seed, fold) given so that every seed has the same folds: the fewest seeds first.
 
     A study that was stopped has some folds under one more seed; a mean over them all would weigh folds unequally.
 
-    >>> whole_grid([(0, 0), (0, 1), (0, 2), (1, 0)])
-    [(0, 0), (0, 1), (0, 2)]
+    >>> whole_grids([(0, 0), (0, 1), (1, 0)])
+    [[(0, 0), (0, 1)], [(0, 0), (1, 0)]]
     """
     folds: defaultdict[int, set[int]] = defaultdict(set)
     for seed, fold in pairs:
         folds[seed].add(fold)
-    by_size = sorted(folds, key=lambda seed: (-len(folds[seed]), seed))
-    grids = []
-    for count in range(1, len(by_size) + 1):
-        seeds = by_size[:count]
-        shared = set.intersection(*(folds[seed] for seed in seeds))
-        grids.append(sorted(product(seeds, shared)))
-    return max(grids, key=len, default=[])
+    seeds = sorted(folds, key=lambda seed: (-len(folds[seed]), seed))
+    grids = [seeds[: count + 1] for count in range(len(seeds))]
+    return [sorted(product(some, set.intersection(*(folds[seed] for seed in some)))) for some in grids]
+
+
+def _for_mean(pairs: Iterable[tuple[int, int]]) -> Pairs:
+    """The most folds, before the most seeds: folds differ more than losses do, and means stand side by side."""
+    return max(whole_grids(pairs), key=lambda grid: (len({fold for _, fold in grid}), len(grid)), default=[])
+
+
+def _for_difference(pairs: Iterable[tuple[int, int]]) -> Pairs:
+    """The most pairs of runs; of equally many, more folds."""
+    return max(whole_grids(pairs), key=len, default=[])
 
 
 def _outcomes(runs: Runs, pairs: Iterable[tuple[int, int]]) -> list[Outcome]:
@@ -147,7 +156,7 @@ def _outcomes(runs: Runs, pairs: Iterable[tuple[int, int]]) -> list[Outcome]:
 
 
 def _scores(runs: Runs) -> dict[Score, Summary]:
-    outcomes = _outcomes(runs, whole_grid(runs))
+    outcomes = _outcomes(runs, _for_mean(runs))
     found = {}
     for score in SCORES if outcomes else ():
         try:
@@ -158,7 +167,7 @@ def _scores(runs: Runs) -> dict[Score, Summary]:
 
 
 def _paired(runs: Runs, baseline: Runs) -> Paired:
-    pairs = whole_grid(runs.keys() & baseline.keys())
+    pairs = _for_difference(runs.keys() & baseline.keys())
     if not pairs:
         return Paired({}, None, "no fold and seed has results of both")
     own, other = _outcomes(runs, pairs), _outcomes(baseline, pairs)

@@ -17,7 +17,8 @@ NOTES = (
     "the background. Dice per case is the mean over the foreground classes of a case, then over the cases. Both are in "
     "percent, mean ± standard deviation over the folds; the highest mean is bold, which proves nothing by itself.",
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
-    "Seed noise is the standard deviation of the mean from seed to seed.",
+    "Seed noise is the standard deviation of the mean from seed to seed. Where runs are missing, a mean is over the "
+    "seeds with the most folds, and a difference over the most pairs in which all seeds have the same folds.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
 )
@@ -112,7 +113,7 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
             f"{score}_high": apart and _percent(apart.high),
         }
     return found | {
-        "runs_counted": row.scores["dice_global"].runs if "dice_global" in row.scores else 0,
+        "runs_counted": _counted(row),
         "p_holm": row.p,
         "published": row.published and float(row.published.mean),
         "published_sd": row.published and float(row.published.sd),
@@ -186,9 +187,15 @@ def _chosen(values: Sequence[str]) -> str:
     return f"{SYMBOLS.get(name, name)} = {', '.join(text for _, _, text in parts)}".replace("-", "−")
 
 
+def _counted(row: Row) -> int:
+    return row.scores["dice_global"].runs if "dice_global" in row.scores else 0
+
+
 def _runs(row: Row) -> Cell:
+    done, counted = row.states["done"], _counted(row)
     failed = f", {row.states['failed']} failed" if row.states["failed"] else ""
-    return Cell(f"{row.states['done']} of {row.planned}{failed}", row.states["done"])
+    some = f", {counted} counted" if 0 < counted < len(row.counting) else ""
+    return Cell(f"{done} of {row.planned}{failed}{some}", done)
 
 
 def _signed(points: float | None) -> str:
