@@ -29,8 +29,9 @@ from polydice.training.checkpoint import load, remove, save, save_weights, write
 from polydice.training.config import Settings
 from polydice.training.inference import Network, patch_for
 from polydice.training.interrupt import Interrupt
+from polydice.training.later import Later
 from polydice.training.metrics import dice_global, dice_per_class, per_case, summary
-from polydice.training.objective import adapt_kappa, objective, supervised
+from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
 from polydice.training.processes import Process, joined
 from polydice.training.scoring import score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
@@ -66,13 +67,15 @@ def train(settings: Settings) -> dict[str, Any]:
             Interrupt(process.first) as interrupt,
         ):
             while run.epoch < settings.epochs:
-                row = run.train_epoch(watch.bar.update)
-                if run.epoch % settings.validate_every == 0 or run.epoch == settings.epochs:
-                    row |= run.validate()
+                last = run.epoch + 1 == settings.epochs
+                run.train_epoch(watch.bar.update)
+                watch.show(run.look(before=run.epoch))
+                if last or run.epoch % settings.validate_every == 0:
+                    run.validate()
                 stop, due = process.of_first((interrupt.asked, run.due()))
-                if due or stop or "dice_global" in row or run.unseen >= LOOK:
+                if stop or due or last or run.adaptive:
                     watch.show(run.look())
-                if due or stop:
+                if stop or due:
                     run.save()
                 if stop:
                     raise KeyboardInterrupt
@@ -122,6 +125,7 @@ class Run:
         }
         self.network = Network(self.model, patch, settings.precision, compiled)
         self.loss = loss.to(process.device)
+        self.adaptive = settings.adapt_kappa and has_kappa(loss)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), settings.rate, settings.momentum, weight_decay=settings.decay,
             fused=process.device.type == "cuda",
@@ -146,8 +150,8 @@ class Run:
         finally:
             self.network.trained = self.model
 
-    def train_epoch(self, after_step: Callable[[], object]) -> Row:
-        """One epoch. In its row of the history lie the losses of all steps, on the device, until `look` reads them."""
+    def train_epoch(self, after_step: Callable[[], object]) -> None:
+        """One epoch. Its row of the history holds the losses of all steps until `look` reads them."""
         # What is random in the network, dropout, follows from the epoch as the batches do, and differs by process.
         numbers = np.random.SeedSequence([self.settings.seed, self.epoch, 1 + self.process.rank])
         torch.manual_seed(int(numbers.generate_state(1)[0]))
@@ -168,43 +172,45 @@ class Run:
             row["loss"].append(loss.detach())
             row["items"].append(batch.items)
             if len(row["loss"]) % LOOK == 0:
-                self._losses(row)
+                self._losses(row, self._mean_losses(row))
             after_step()
         self.process.share_buffers(self.model)
-        self.epoch += 1
-        return row
-
-    @property
-    def unseen(self) -> int:
-        """Steps whose losses nobody has looked at."""
-        return sum(len(row.get("items", ())) for row in self.history)
-
-    def look(self) -> list[Row]:
-        """The rows of the history since the last look, each with its mean loss. What is no number ends the run."""
-        rows = [row for row in self.history if "items" in row]
-        for row in rows:
-            row["loss"] = fmean(self._losses(row))
+        row["read"] = Later(self._mean_losses(row))
         with torch.no_grad():  # a step can spoil the weights after a loss that was a number
-            if not nn.utils.get_total_norm(self.model.parameters()).isfinite():
-                self._stop("the weights became infinite or NaN", rows[-1], self.steps - 1)
+            row["finite"] = Later(nn.utils.get_total_norm(self.model.parameters()).isfinite())
+        self.epoch += 1
+
+    def look(self, before: float = math.inf) -> list[Row]:
+        """The rows of the history since the last look, each with its mean loss and, if there was a validation, its
+        scores. What is no number ends the run. Only rows `before` an epoch do not wait for the device to end it."""
+        rows = [row for row in self.history if "items" in row and row["epoch"] < before]
         for row in rows:
+            row["loss"] = fmean(self._losses(row, row.pop("read").read()))
+            if not row.pop("finite").read():
+                self._stop("the weights became infinite or NaN", row, self.steps - 1)
+            if "validation" in row:
+                row |= self._judge(row["epoch"], *row.pop("validation"))
             del row["items"]
         return rows
 
-    def validate(self) -> dict[str, Any]:
-        """The scores of the validation part, which choose the best weights and move a t-vMF loss's κ."""
+    def validate(self) -> None:
+        """Validates the network as it is; what comes of it is in the history, until `look` reads it."""
         items = self._items(self.fold.validation)
         classes = len(self.prepared.classes)
         matrices = torch.zeros(len(items), classes, classes, dtype=torch.int64, device=self.process.device)
         if self.validation is not None:
             matrices[self.process.rank :: self.process.world] = self.network.confusion(self.validation, classes)
-        _, cases = per_case(self.process.total(matrices).cpu(), [self.prepared.case_of[item] for item in items])
-        reached, per_class = dice_global(cases), dice_per_class(cases.sum(0))
+        self.history[-1]["validation"] = Later(self.process.total(matrices)), _copied(self.model)
+
+    def _judge(self, epoch: int, matrices: Later, weights: dict[str, Tensor]) -> dict[str, Any]:
+        """The scores of a validation, which choose the best weights and move a t-vMF loss's κ."""
+        items = self._items(self.fold.validation)
+        _, cases = per_case(matrices.read(), [self.prepared.case_of[item] for item in items])
+        reached = dice_global(cases)
         if reached > self.best_score:
-            self.best_score, self.best_epoch = reached, self.epoch
-            self.best = _copied(self.model)
-        if self.settings.adapt_kappa:
-            adapt_kappa(self.loss, per_class)
+            self.best_score, self.best_epoch, self.best = reached, epoch, weights
+        if self.adaptive:
+            adapt_kappa(self.loss, dice_per_class(cases.sum(0)))
         return summary(cases)
 
     def resume(self) -> None:
@@ -286,9 +292,12 @@ class Run:
         if self.process.first:
             save_weights(self.settings.out / "best.safetensors", self.best, self.described)
 
-    def _losses(self, row: Row) -> list[float]:
+    def _mean_losses(self, row: Row) -> Tensor:
         """The losses of an epoch's steps so far, means over the processes."""
-        losses: list[float] = (self.process.total(torch.stack(row["loss"])) / self.process.world).tolist()
+        return self.process.total(torch.stack(row["loss"])) / self.process.world
+
+    def _losses(self, row: Row, found: Tensor) -> list[float]:
+        losses: list[float] = found.tolist()
         for place, loss in enumerate(losses):
             if not math.isfinite(loss):
                 self._stop(f"the loss became {loss}", row, place)

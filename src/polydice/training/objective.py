@@ -37,6 +37,10 @@ def supervised(loss: Loss | LossSum, logits: Tensor | list[Tensor], labels: Tens
     return total
 
 
+def has_kappa(loss: Loss | LossSum) -> bool:
+    return any(isinstance(term, TvMFDiceLoss) for term in _terms(loss))
+
+
 def adapt_kappa(loss: Loss | LossSum, dice_per_class: Tensor) -> None:
     """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
     for term in _terms(loss):

@@ -33,7 +33,7 @@ class Watch:
 
     def show(self, rows: Sequence[Row]) -> None:
         self._draw(rows)
-        if self.first:
+        if self.first and rows:
             try:
                 with self.path.open("a") as file:
                     file.write(_lines(rows))
