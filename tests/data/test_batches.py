@@ -114,6 +114,7 @@ def test_streamed_batches_are_the_resident_ones(make: partial[Batches], device: 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:.torch.jit.script_method")  # torch's own
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_gpu_gets_the_batches_of_a_cpu_and_nothing_waits_for_it(
