@@ -15,7 +15,8 @@ def test_the_textbook_network_has_its_number_of_parameters() -> None:
     assert count(UNet(1, 4)) == 31_037_698 - 2 * 64 * 9 + 2 * 65  # two input channels fewer, two classes more
 
 
-def test_one_level_is_the_drawing_written_out() -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_one_level_is_the_drawing_written_out(layout: torch.memory_format) -> None:
     model = UNet(2, 3, width=4, depth=1).double().eval()
     for name, tensor in model.state_dict().items():
         if tensor.ndim == 1:  # norms and biases that do something
@@ -37,7 +38,7 @@ def test_one_level_is_the_drawing_written_out() -> None:
     up = torch.einsum("bihw,iojk->bohjwk", coarse, w["up.0.weight"]).flatten(4, 5).flatten(2, 3)
     merged = convs(torch.cat([fine, up + w["up.0.bias"][:, None, None]], 1), "merge.0")
     logits = torch.einsum("bihw,oi->bohw", merged, w["heads.0.weight"][:, :, 0, 0]) + w["heads.0.bias"][:, None, None]
-    torch.testing.assert_close(model(image), logits)
+    torch.testing.assert_close(model.to(memory_format=layout)(image.contiguous(memory_format=layout)), logits)
 
 
 @pytest.mark.parametrize("sides", [(16, 16), (48, 64), (17, 31), (50, 37), (33, 16)])

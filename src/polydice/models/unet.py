@@ -41,7 +41,7 @@ class UNet(nn.Module):
         self.smallest = 2**depth * (2 if norm == "instance" else 1)  # one pixel has no variance of its own
         self.deep_supervision = deep_supervision
         self.down = nn.ModuleList(_convs(before, after, norm) for before, after in pairwise([channels, *widths]))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(deep, shallow, 2, stride=2) for shallow, deep in steps)
+        self.up = nn.ModuleList(_Double(deep, shallow, 2, stride=2) for shallow, deep in steps)
         self.merge = nn.ModuleList(_convs(2 * shallow, shallow, norm) for shallow, _ in steps)
         self.heads = nn.ModuleList(nn.Conv2d(w, classes, 1) for w in widths[: depth if deep_supervision else 1])
 
@@ -64,6 +64,23 @@ class UNet(nn.Module):
             features.insert(0, x)
         logits = [head(x) for head, x in zip(self.heads, features, strict=False)]
         return logits if self.deep_supervision and self.training else logits[0]
+
+
+class _Double(nn.ConvTranspose2d):
+    """A transposed convolution whose windows do not overlap: every pixel becomes 2×2 of its own.
+
+    Where the features of a pixel lie side by side that is one matrix product, and the copy that joins it with the skip
+    puts the pixels in their places. cuDNN would want one more copy, of the gradient.
+    """
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if not x.is_contiguous(memory_format=torch.channels_last) or self.bias is None:
+            return super().forward(x, output_size)
+        batch, features, height, width = x.shape
+        matrix = self.weight.permute(2, 3, 1, 0).reshape(-1, features)  # [2·2·out, in]
+        pixels = F.linear(x.permute(0, 2, 3, 1), matrix, self.bias.repeat(4))
+        pixels = pixels.view(batch, height, width, 2, 2, -1).transpose(2, 3)
+        return pixels.reshape(batch, 2 * height, 2 * width, -1).permute(0, 3, 1, 2)
 
 
 def _convs(before: int, after: int, norm: str) -> nn.Sequential:
