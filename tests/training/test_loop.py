@@ -275,6 +275,20 @@ def test_the_best_weights_are_kept_and_tested(images: Path, tmp_path: Path, monk
     assert result["cases"] == short["cases"]
 
 
+def test_the_last_weights_are_tested_beside_the_best(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"epochs": 6, "rate": 0.3, "power": 0.0, "surfaces": False}
+    scores = iter([0.2, 0.5, 0.4, 0.4, 0.4, 0.4])
+    with monkeypatch.context() as patch:
+        patch.setattr("polydice.training.loop.dice_global", lambda matrices: next(scores))
+        result = train(small(images, tmp_path / "run", **options))
+    last_is_best = train(small(images, tmp_path / "other", validate_every=6, **options))
+    assert result["last"] == last_is_best["test"] == last_is_best["last"]
+    assert result["last"]["dice_case"] > 0.3, "it has learnt something since"
+    assert result["test"]["dice_case"] < 0.1
+
+
 @pytest.mark.parametrize("adapt", [True, False])
 def test_kappa_follows_the_validation_and_is_kept(
     images: Path, tmp_path: Path, adapt: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +37,7 @@ from polydice.training.processes import Process, joined
 from polydice.training.scoring import score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
 
-LOOK = 200  # steps after which the losses are looked at, if no validation comes before: a look waits for the device
+LOOK = 200  # steps after which the losses are looked at in a long epoch: such a look waits for the device
 SETTINGS, RESULT = "settings.json", "result.json"
 
 
@@ -255,19 +256,24 @@ class Run:
         self._saved = time.monotonic()
 
     def finish(self) -> dict[str, Any]:
-        """Tests the best weights and writes the result; the checkpoints have done their work."""
+        """Tests the best weights, and the last for comparison, and writes the result; the checkpoints have done their
+        work."""
         out = self.settings.out
         seconds = self.seconds + time.monotonic() - self._started
         write_history(out / HISTORY, self.history)
-        self._save_best()
-        save_weights(out / "last.safetensors", self.model.state_dict(), self.described)
-        self.model.load_state_dict(self.best)
+        with ThreadPoolExecutor(1) as writer:  # the disk takes as long as the tests
+            saved = writer.submit(self._save_weights, _copied(self.model))
+            last = self._test(surfaces=False)
+            self.model.load_state_dict(self.best)
+            best = self._test(self.settings.surfaces)
+            saved.result()
         result = {
             "settings": self.settings.to_json(),
             **self.described,
             "best_epoch": self.best_epoch,
             "validation_dice_global": self.best_score,
-            **score(self.network, self.prepared, self.fold.test, self.batch, self.settings.surfaces),
+            **best,
+            "last": last["test"],
             "seconds": round(seconds, 1),
             "versions": {"polydice": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "device": _device_name(self.process.device),
@@ -288,9 +294,16 @@ class Run:
         rotation = 15.0 if settings.rotation is None else settings.rotation
         return Augment3D(rotation, settings.flip, spacing=spacing)
 
+    def _test(self, surfaces: bool) -> dict[str, Any]:
+        return score(self.network, self.prepared, self.fold.test, self.batch, surfaces)
+
     def _save_best(self) -> None:
         if self.process.first:
             save_weights(self.settings.out / "best.safetensors", self.best, self.described)
+
+    def _save_weights(self, last: dict[str, Tensor]) -> None:
+        self._save_best()
+        save_weights(self.settings.out / "last.safetensors", last, self.described)
 
     def _mean_losses(self, row: Row) -> Tensor:
         """The losses of an epoch's steps so far, means over the processes."""
