@@ -67,6 +67,7 @@ def finish(study: Study, run: Planned) -> None:
     result = {
         "dataset": run.dataset,
         "prepared": "nowhere",
+        "best_epoch": 1 + run.seed,
         "validation_dice_global": scores["dice_global"] + (0.01 if run.value == "epsilon=0.5" else 0),
         "test": scores,
         "cases": cases,

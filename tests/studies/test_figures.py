@@ -17,13 +17,15 @@ BARS = tuple(Series(name, "#0072B2", (Point(place, 1, -1, 4),)) for place, name 
 INTERVALS = Plot("bars", "Title", "", "intervals", (Panel("panel", "", "points", BARS, ("this", "that")),))
 
 
-@pytest.mark.parametrize("kind", ["curves", "points"])
+@pytest.mark.parametrize("kind", ["curves", "points", "scatter"])
 def test_a_line_is_where_its_points_are(kind: str) -> None:
     plot = dataclasses.replace(LINES, kind=kind, panels=(dataclasses.replace(LINES.panels[0], ticks=()),))
     (axes,) = drawn(plot).axes
     line = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert line["Dice"] == [[0, 1], [1, 2]]
     assert line["other"] == [[0, 2], [1, 2.5]]
+    styles = {line.get_linestyle() for line in axes.lines if line.get_label() in ("Dice", "other")}
+    assert ("None" in styles) == (kind == "scatter")
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("panel", "x", "y")
 
 

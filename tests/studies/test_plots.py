@@ -6,7 +6,7 @@ import pytest
 
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
-from polydice.studies.plots import Panel, Plot, effects, intervals, sizes, training
+from polydice.studies.plots import Panel, Plot, effects, epochs, intervals, sizes, training
 from polydice.studies.study import Study
 from tests.studies.made_up import RECIPE, study_in
 
@@ -17,7 +17,11 @@ def drawn(panel: Panel) -> dict[str, list[tuple[float, ...]]]:
 
 def plots(study: Study) -> list[Plot | None]:
     comparisons, colour = compare(study), colours(study.recipe)
-    own = [plot for each in comparisons for plot in (training(study, each, colour), sizes(each, colour))]
+    own = [
+        plot
+        for each in comparisons
+        for plot in (training(study, each, colour), epochs(each, colour), sizes(each, colour))
+    ]
     return [intervals(comparisons, colour), *own, *effects(study, comparisons, colour)]
 
 
@@ -42,6 +46,23 @@ def test_training_is_the_mean_and_the_range_of_the_runs(tmp_path: Path) -> None:
     reached = [100 * each.result["test"]["dice_global"] for each in compare(study)[0].rows[0].counting.values()]
     epoch, mean, low, high = drawn(dice)["Dice"][-1]
     assert (epoch, low, mean, high) == pytest.approx((3, min(reached), np.mean(reached), max(reached)))
+
+
+def test_a_point_is_a_run_at_its_chosen_epoch_without_what_its_fold_does(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    comparison = compare(study)[0]
+    plot = epochs(comparison, colours(study.recipe))
+    points = drawn(plot.panels[0])
+    runs = [each for row in comparison.rows for each in row.counting.values()]
+    dice = np.array(
+        [[100 * each.result["test"]["dice_global"] for each in runs if each.run.fold == n] for n in range(3)]
+    )
+    assert {name: [epoch for epoch, *_ in each] for name, each in points.items()} == dict.fromkeys(
+        points, [1] * 3 + [2] * 3
+    )
+    found = [above for each in points.values() for _, above, _, _ in each]
+    assert sorted(found) == pytest.approx(sorted((dice - dice.mean(1, keepdims=True)).ravel()))
+    assert epochs(compare(study_in(tmp_path / "one", lambda run: run.seed == 0))[0], colours(study.recipe)) is None
 
 
 def test_sizes_are_the_strata_of_the_results(tmp_path: Path) -> None:
@@ -91,9 +112,14 @@ def test_an_effect_is_seen_too_where_every_value_is_a_loss_of_its_own(tmp_path: 
 
 
 def test_what_is_not_there_is_not_plotted(tmp_path: Path) -> None:
-    assert plots(study_in(tmp_path / "nothing", lambda run: False)) == [None] * 5
+    assert plots(study_in(tmp_path / "nothing", lambda run: False)) == [None] * 7
     one = plots(study_in(tmp_path / "one", lambda run: run.loss == "Dice" and run.dataset == "mine"))
-    assert [plot and plot.name for plot in one] == [None, None, None, "training-mine-unet", "sizes-mine-unet"]
+    assert [plot and plot.name for plot in one] == [
+        *[None] * 4,
+        "training-mine-unet",
+        "epochs-mine-unet",
+        "sizes-mine-unet",
+    ]
     half = study_in(tmp_path / "half", lambda run: run.value != "epsilon=0.5")
     assert not any(plot and plot.name.startswith("effect") for plot in plots(half)), "no value to compare with"
     for path in half.folder.rglob("history.jsonl"):

@@ -51,8 +51,11 @@ def _lines(axes: Axes, panel: Panel, kind: str) -> None:
         aside = APART * (number - (len(panel.series) - 1) / 2) if panel.ticks else 0  # bars do not hide each other
         places, y, low, high = zip(*series.points, strict=True)
         x = [place + aside for place in places]
-        dashes, mark = "--" if series.dashed else "-", "" if kind == "curves" else "o"
-        axes.plot(x, y, dashes, marker=mark, label=series.name, color=series.colour, linewidth=1.6, markersize=4)
+        line = "none" if kind == "scatter" else "--" if series.dashed else "-"
+        mark = "" if kind == "curves" else "o"
+        axes.plot(
+            x, y, linestyle=line, marker=mark, label=series.name, color=series.colour, linewidth=1.6, markersize=4
+        )
         if kind == "curves":
             axes.fill_between(x, low, high, color=series.colour, alpha=0.12, linewidth=0)
         elif low != high:

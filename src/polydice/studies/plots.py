@@ -49,7 +49,9 @@ class Plot:
     name: str  # of its files
     title: str
     caption: str
-    kind: Literal["curves", "points", "intervals"]  # with bands; with error bars; these lying, with a line at 0
+    kind: Literal[
+        "curves", "points", "scatter", "intervals"
+    ]  # with bands; error bars; no line; bars lying, a line at 0
     panels: tuple[Panel, ...]
 
 
@@ -91,6 +93,30 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
     caption = "Mean of the runs, and their range. The losses measure different things: only their course compares."
     name = f"training-{comparison.slug}"
     return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
+
+
+def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+    """Test Dice against the epoch that validation chose, a point for each run."""
+    by_fold: defaultdict[int, list[float]] = defaultdict(list)
+    for row in comparison.rows:
+        for each in row.counting.values():
+            by_fold[each.run.fold].append(_test_dice(each))
+    series = []
+    for row in comparison.rows:
+        points = []
+        for each in row.counting.values():
+            above = _test_dice(each) - _mean(by_fold[each.run.fold])
+            points.append(Point(each.result["best_epoch"], above, above, above))
+        if points:
+            series.append(Series(row.loss, colour[row.loss], tuple(sorted(points))))
+    if len({point.x for each in series for point in each.points}) < 2:
+        return None
+    panel = Panel("", "epoch that was chosen", "points of Dice above the fold's mean", tuple(series))
+    caption = (
+        "A point is a run: the epoch whose weights did best on validation, and its test Dice less the mean of all runs "
+        "of its fold. A slope says that runs differ by when validation was at its highest, whatever the loss."
+    )
+    return Plot(f"epochs-{comparison.slug}", f"Chosen epoch: {comparison.title}", caption, "scatter", (panel,))
 
 
 def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
@@ -146,7 +172,7 @@ def _effect(
     pairs = _shared(runs.get(variant, {}) for variant in variants)
     if not pairs:
         return None
-    tested = [[100 * runs[variant][pair].result["test"]["dice_global"] for variant in variants] for pair in pairs]
+    tested = [[_test_dice(runs[variant][pair]) for variant in variants] for pair in pairs]
     seen = [[100 * runs[variant][pair].result["validation_dice_global"] for variant in variants] for pair in pairs]
     test, validation = (dict(zip(variants, _compared(scores), strict=True)) for scores in (tested, seen))
 
@@ -162,7 +188,7 @@ def _effect(
         series.append(Series(f"{name}, validation", tint, points, dashed=True))
     baseline = next(row.counting for row in comparison.rows if row.loss == comparison.baseline)
     if set(pairs) <= set(baseline):
-        level = _mean([100 * baseline[pair].result["test"]["dice_global"] for pair in pairs])
+        level = _mean([_test_dice(baseline[pair]) for pair in pairs])
         points = tuple(_bar(place, level, 0) for place in places.values())
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
@@ -189,6 +215,10 @@ def _compared(scores: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
 def _shared(runs: Iterable[Runs]) -> list[tuple[int, int]]:
     """The seeds and folds that all have."""
     return sorted(set.intersection(*(set(each) for each in runs)))
+
+
+def _test_dice(each: Finished) -> float:
+    return 100 * float(each.result["test"]["dice_global"])
 
 
 def _stratum_dice(each: Finished, stratum: str) -> float:

@@ -86,7 +86,8 @@ function legend(plot, hidden, draw) {
   const series = new Map(plot.panels.flatMap(panel => panel.series.map(each => [each.name, each])));
   for (const [name, each] of series) {
     const button = html("button", ""), key = element("svg", {viewBox: "0 0 26 8", "aria-hidden": "true"});
-    key.append(coloured("path", each.colour, {class: `line${each.dashed ? " dashed" : ""}`, d: "M0 4H26"}));
+    key.append(plot.kind === "scatter" ? coloured("circle", each.colour, {class: "dot", cx: 13, cy: 4, r: 3.5})
+      : coloured("path", each.colour, {class: `line${each.dashed ? " dashed" : ""}`, d: "M0 4H26"}));
     button.type = "button";
     button.setAttribute("aria-pressed", "true");
     button.append(key, name);
@@ -130,7 +131,7 @@ function drawLines({plot, panel, box, svg, tip, hidden}) {
   watch(svg, box, tip, here, (left) => {
     if (!places.length) return null;
     const at = places.reduce((a, b) => Math.abs(x(b) - left) < Math.abs(x(a) - left) ? b : a);
-    const lines = series.map(each => [each.name, each.points.find(p => p[0] === at)]).filter(([, p]) => p);
+    const lines = series.flatMap(each => each.points.filter(p => p[0] === at).map(p => [each.name, p]));
     const name = panel.ticks.length ? panel.ticks[at] : shown(at);
     const told = lines.map(([loss, point]) => `${loss}: ${described(point)}`);
     return {at: x(at), text: [`${panel.x} ${name}`, ...told].join("\n")};
@@ -149,7 +150,7 @@ function drawSeries({points, colour, dashed}, kind, x, y) {
     const around = [...points.map(p => [p[0], p[3]]), ...points.map(p => [p[0], p[2]]).reverse()];
     return [coloured("path", colour, {class: "band", d: path(around) + "Z"}), line];
   }
-  return [line, ...points.flatMap(([place, value, low, high]) => [
+  return [...(kind === "scatter" ? [] : [line]), ...points.flatMap(([place, value, low, high]) => [
     coloured("path", colour, {class: "line", d: path([[place, low], [place, high]])}),
     coloured("circle", colour, {class: "dot", cx: x(place), cy: y(value), r: 3.5}),
   ])];

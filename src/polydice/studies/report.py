@@ -17,7 +17,7 @@ from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
 from polydice.studies.page import Section, Shown, page
-from polydice.studies.plots import Plot, effects, intervals, sizes, training
+from polydice.studies.plots import Plot, effects, epochs, intervals, sizes, training
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.study import State, Study
 from polydice.studies.style import save
@@ -60,7 +60,11 @@ def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tup
         return [Shown(plot, save(drawn(plot), folder / plot.name)[0]) for plot in plots if plot]
 
     sections = [
-        Section(each, shown([training(study, each, colour), sizes(each, colour)]), _pictures(study, each, folder))
+        Section(
+            each,
+            shown([training(study, each, colour), epochs(each, colour), sizes(each, colour)]),
+            _pictures(study, each, folder),
+        )
         for each in comparisons
     ]
     return shown([intervals(comparisons, colour), *effects(study, comparisons, colour)]), sections
@@ -95,7 +99,9 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
         for row in each.rows:
             for state, why in WAITING.items():
                 if row.states[state]:
-                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}"
+                    score = row.scores.get("dice_global")
+                    mean = f"; its mean is over {score.runs}" if score else ""
+                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{mean}"
 
 
 def _versions(study: Study) -> str:

@@ -113,7 +113,7 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
             f"{score}_high": apart and _percent(apart.high),
         }
     return found | {
-        "runs_counted": _counted(row),
+        "runs_counted": row.scores["dice_global"].runs if "dice_global" in row.scores else 0,
         "p_holm": row.p,
         "published": row.published and float(row.published.mean),
         "published_sd": row.published and float(row.published.sd),
@@ -187,15 +187,9 @@ def _chosen(values: Sequence[str]) -> str:
     return f"{SYMBOLS.get(name, name)} = {', '.join(text for _, _, text in parts)}".replace("-", "−")
 
 
-def _counted(row: Row) -> int:
-    return row.scores["dice_global"].runs if "dice_global" in row.scores else 0
-
-
 def _runs(row: Row) -> Cell:
-    done, counted = row.states["done"], _counted(row)
     failed = f", {row.states['failed']} failed" if row.states["failed"] else ""
-    some = f", {counted} counted" if 0 < counted < len(row.counting) else ""
-    return Cell(f"{done} of {row.planned}{failed}{some}", done)
+    return Cell(f"{row.states['done']} of {row.planned}{failed}", row.states["done"])
 
 
 def _signed(points: float | None) -> str:
