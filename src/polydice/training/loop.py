@@ -5,7 +5,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -262,11 +262,15 @@ class Run:
         seconds = self.seconds + time.monotonic() - self._started
         write_history(out / HISTORY, self.history)
         with ThreadPoolExecutor(1) as writer:  # the disk takes as long as the tests
-            saved = writer.submit(self._save_weights, _copied(self.model))
+            saved = [
+                writer.submit(save_weights, out / f"{name}.safetensors", _on_host(weights), self.described)
+                for name, weights in (("best", self.best), ("last", self.model.state_dict()))
+            ]
             last = self._test(surfaces=False)
             self.model.load_state_dict(self.best)
             best = self._test(self.settings.surfaces)
-            saved.result()
+            for each in saved:
+                each.result()
         result = {
             "settings": self.settings.to_json(),
             **self.described,
@@ -300,10 +304,6 @@ class Run:
     def _save_best(self) -> None:
         if self.process.first:
             save_weights(self.settings.out / "best.safetensors", self.best, self.described)
-
-    def _save_weights(self, last: dict[str, Tensor]) -> None:
-        self._save_best()
-        save_weights(self.settings.out / "last.safetensors", last, self.described)
 
     def _mean_losses(self, row: Row) -> Tensor:
         """The losses of an epoch's steps so far, means over the processes."""
@@ -368,6 +368,11 @@ def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _on_host(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies for another thread, which could disturb a GPU that records a CUDA graph."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
 
 
 def _with(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
