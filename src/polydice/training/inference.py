@@ -99,5 +99,4 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 def _compiled(recorded: bool) -> Any:
     """Compiled once a process: a second run with a network of the same shape finds it ready."""
     torch._dynamo.config.recompile_limit = 2 * NETWORKS  # each for training and for evaluation
-    # A third of a step is not convolution: to try how each of its kernels is best cut gains 1 %, and is remembered.
-    return torch.compile(_forward, options={"max_autotune_pointwise": True, "triton.cudagraphs": recorded})
+    return torch.compile(_forward, mode="reduce-overhead" if recorded else None)
