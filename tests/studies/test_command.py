@@ -72,5 +72,7 @@ def test_control_c_stops_all_workers_and_says_how_to_go_on(tmp_path: Path) -> No
     os.killpg(study.pid, signal.SIGINT)
     _, said = study.communicate()
     assert study.returncode == 130
+    if said.startswith("waiting for another process"):  # on a busy machine: one worker prepares the data for both
+        said = said.partition("\n")[2]
     assert said == f"\nstopped; the same command goes on with {folder}\n"
     assert nobody_is_left_of(study.pid)
