@@ -102,6 +102,18 @@ def test_what_is_random_in_a_network_goes_on_too(images: Path, tmp_path: Path, m
     assert losses != [row["loss"] for row in history(tmp_path / "without")]  # or the test would show nothing
 
 
+@pytest.mark.parametrize("loss", ["DiceLoss()", "TvMFDiceLoss(kappa=1.0)"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_whether_results_are_read_at_once_or_later_changes_nothing(
+    images: Path, tmp_path: Path, loss: str, every: int
+) -> None:
+    """Before a checkpoint all is read; without one, what an epoch has left is read after the next."""
+    options = {"epochs": 5, "validate_every": every, "loss": loss, "adapt_kappa": True}
+    train(small(images, tmp_path / "at once", save_every=0.0, **options))
+    train(small(images, tmp_path / "later", save_every=1e9, **options))
+    assert ended(tmp_path / "at once") == ended(tmp_path / "later")
+
+
 # The folder of a run
 
 
@@ -340,6 +352,21 @@ def test_a_long_epoch_is_looked_at_in_its_middle(
     monkeypatch.setattr("polydice.training.loop.LOOK", 2)
     monkeypatch.setattr(Run, "validate", None)  # is not reached
     with spoilt(batches.prepared, int(next(batches.epoch(0)).items[0])), pytest.raises(TrainingError, match="step 1 "):
+        train(settings)
+
+
+def test_a_nan_at_the_end_of_an_epoch_is_not_taken_for_one_of_the_next(
+    volumes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses after the last look of an epoch are read in the next, whose own are then no numbers either."""
+    settings = small(volumes, tmp_path / "run", batch=8, epochs=2, size=20, folds=3)
+    batches = training_batches(settings)
+    steps = len(batches)
+    *earlier, last = batches.epoch(0)
+    seen = {item for batch in earlier for item in batch.items.tolist()}
+    item = next(item for item in last.items.tolist() if item not in seen)
+    monkeypatch.setattr("polydice.training.loop.LOOK", steps - 1)
+    with spoilt(batches.prepared, item), pytest.raises(TrainingError, match=rf"at step {steps} \(epoch 1\)"):
         train(settings)
 
 

@@ -74,7 +74,7 @@ def train(settings: Settings) -> dict[str, Any]:
                 if last or run.epoch % settings.validate_every == 0:
                     run.validate()
                 stop, due = process.of_first((interrupt.asked, run.due()))
-                if stop or due or last or run.adaptive:
+                if stop or due or last or (run.adaptive and "validation" in run.history[-1]):
                     watch.show(run.look())
                 if stop or due:
                     run.save()
@@ -173,7 +173,9 @@ class Run:
             row["loss"].append(loss.detach())
             row["items"].append(batch.items)
             if len(row["loss"]) % LOOK == 0:
-                self._losses(row, self._mean_losses(row))
+                for earlier in self._unread(before=row["epoch"]):
+                    self._sound(earlier)
+                self._finite(row, self._mean_losses(row))
             after_step()
         self.process.share_buffers(self.model)
         row["read"] = Later(self._mean_losses(row))
@@ -183,16 +185,25 @@ class Run:
 
     def look(self, before: float = math.inf) -> list[Row]:
         """The rows of the history since the last look, each with its mean loss and, if there was a validation, its
-        scores. What is no number ends the run. Only rows `before` an epoch do not wait for the device to end it."""
-        rows = [row for row in self.history if "items" in row and row["epoch"] < before]
+        scores. What is no number ends the run. With `before`, rows of earlier epochs alone: to read these does not wait
+        for the device."""
+        rows = self._unread(before)
         for row in rows:
-            row["loss"] = fmean(self._losses(row, row.pop("read").read()))
-            if not row.pop("finite").read():
-                self._stop("the weights became infinite or NaN", row, self.steps - 1)
+            row["loss"] = fmean(self._sound(row))
             if "validation" in row:
                 row |= self._judge(row["epoch"], *row.pop("validation"))
-            del row["items"]
+            del row["read"], row["finite"], row["items"]
         return rows
+
+    def _unread(self, before: float) -> list[Row]:
+        return [row for row in self.history if "items" in row and row["epoch"] < before]
+
+    def _sound(self, row: Row) -> list[float]:
+        """The losses of an epoch's steps, if they and the weights after them are numbers."""
+        losses = self._finite(row, row["read"].read())
+        if not row["finite"].read():
+            self._stop("the weights became infinite or NaN", row, self.steps - 1)
+        return losses
 
     def validate(self) -> None:
         """Validates the network as it is; what comes of it is in the history, until `look` reads it."""
@@ -309,7 +320,7 @@ class Run:
         """The losses of an epoch's steps so far, means over the processes."""
         return self.process.total(torch.stack(row["loss"])) / self.process.world
 
-    def _losses(self, row: Row, found: Tensor) -> list[float]:
+    def _finite(self, row: Row, found: Tensor) -> list[float]:
         losses: list[float] = found.tolist()
         for place, loss in enumerate(losses):
             if not math.isfinite(loss):
