@@ -69,18 +69,19 @@ class UNet(nn.Module):
 class _Double(nn.ConvTranspose2d):
     """A transposed convolution whose windows do not overlap: every pixel becomes 2×2 of its own.
 
-    Where the features of a pixel lie side by side that is one matrix product, and the copy that joins it with the skip
-    puts the pixels in their places. cuDNN would want one more copy, of the gradient.
+    Where the features of a pixel lie side by side that is one matrix product and a copy, which a compiler joins with
+    the one that puts the skip beside it. cuDNN would want another copy besides, of the gradient.
     """
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if not x.is_contiguous(memory_format=torch.channels_last) or self.bias is None:
+        if output_size is not None or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x, output_size)
-        batch, features, height, width = x.shape
-        matrix = self.weight.permute(2, 3, 1, 0).reshape(-1, features)  # [2·2·out, in]
-        pixels = F.linear(x.permute(0, 2, 3, 1), matrix, self.bias.repeat(4))
-        pixels = pixels.view(batch, height, width, 2, 2, -1).transpose(2, 3)
-        return pixels.reshape(batch, 2 * height, 2 * width, -1).permute(0, 3, 1, 2)
+        batch, _, height, width = x.shape
+        matrix = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [2·2·out, in]
+        bias = None if self.bias is None else self.bias.repeat(4)
+        pixels = F.linear(x.permute(0, 2, 3, 1), matrix, bias).view(batch, height, width, 2, 2, self.out_channels)
+        image = pixels.transpose(2, 3).reshape(batch, 2 * height, 2 * width, self.out_channels)
+        return image.permute(0, 3, 1, 2)
 
 
 def _convs(before: int, after: int, norm: str) -> nn.Sequential:
