@@ -65,11 +65,11 @@ def test_summary_has_the_metrics_of_training(score: Score) -> None:
 def test_summary_by_hand() -> None:
     runs = [binary(0, 0, [0.5, 0.7]), binary(0, 1, [0.8, 0.8]), binary(1, 0, [0.6, 0.8]), binary(1, 1, [0.9, 0.9])]
     # Folds: (0.6 + 0.7)/2 and (0.8 + 0.9)/2; seeds: (0.6 + 0.8)/2 and (0.7 + 0.9)/2
-    assert summary(runs, "dice_case") == pytest.approx((0.75, 0.2 / math.sqrt(2), 0.1 / math.sqrt(2), 4, 2))
+    assert summary(runs, "dice_case") == pytest.approx((0.75, 0.2 / math.sqrt(2), 0.1 / math.sqrt(2), 4))
 
 
 def test_one_run_has_no_spread() -> None:
-    assert summary([binary(0, 0, [0.5])], "dice_case") == (0.5, None, None, 1, 1)
+    assert summary([binary(0, 0, [0.5])], "dice_case") == (0.5, None, None, 1)
 
 
 # The paired difference

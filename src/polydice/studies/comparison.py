@@ -81,9 +81,11 @@ class Comparison:
 
     @property
     def highest(self) -> str:
-        """The loss with the highest mean, of those with the most folds; empty where none has a mean."""
-        scored = {row.loss: row.scores["dice_global"] for row in self.rows if "dice_global" in row.scores}
-        return max(scored, key=lambda loss: (scored[loss].folds, scored[loss].mean), default="")
+        """The loss with the highest mean; empty where there is none, or where the means are over different runs."""
+        scored = {row.loss: row for row in self.rows if "dice_global" in row.scores}
+        if len({tuple(_for_mean(row.counting)) for row in scored.values()}) > 1:
+            return ""
+        return max(scored, key=lambda loss: scored[loss].scores["dice_global"].mean, default="")
 
 
 def compare(study: Study) -> list[Comparison]:
@@ -121,7 +123,7 @@ Pairs = list[tuple[int, int]]  # of seed and fold
 
 
 def whole_grids(pairs: Iterable[tuple[int, int]]) -> list[Pairs]:
-    """What can be taken of the (seed, fold) given so that every seed has the same folds: the fewest seeds first.
+    """Every way to take (seed, fold) of those given so that all seeds have the same folds, as many seeds as have them.
 
     A study that was stopped has some folds under one more seed; a mean over them all would weigh folds unequally.
 
@@ -131,19 +133,25 @@ def whole_grids(pairs: Iterable[tuple[int, int]]) -> list[Pairs]:
     folds: defaultdict[int, set[int]] = defaultdict(set)
     for seed, fold in pairs:
         folds[seed].add(fold)
-    seeds = sorted(folds, key=lambda seed: (-len(folds[seed]), seed))
-    grids = [seeds[: count + 1] for count in range(len(seeds))]
-    return [sorted(product(some, set.intersection(*(folds[seed] for seed in some)))) for some in grids]
+    common: set[frozenset[int]] = set()  # what any seeds have in common
+    for own in map(frozenset, folds.values()):
+        common |= {own, *(own & other for other in common)}
+    grids = [product((seed for seed in folds if folds[seed] >= these), these) for these in common if these]
+    return sorted(map(sorted, grids))
 
 
 def _for_mean(pairs: Iterable[tuple[int, int]]) -> Pairs:
     """The most folds, before the most seeds: folds differ more than losses do, and means stand side by side."""
-    return max(whole_grids(pairs), key=lambda grid: (len({fold for _, fold in grid}), len(grid)), default=[])
+    return max(whole_grids(pairs), key=lambda grid: (_folds(grid), len(grid)), default=[])
 
 
 def _for_difference(pairs: Iterable[tuple[int, int]]) -> Pairs:
     """The most pairs of runs; of equally many, more folds."""
-    return max(whole_grids(pairs), key=len, default=[])
+    return max(whole_grids(pairs), key=lambda grid: (len(grid), _folds(grid)), default=[])
+
+
+def _folds(grid: Pairs) -> int:
+    return len({fold for _, fold in grid})
 
 
 def _outcomes(runs: Runs, pairs: Iterable[tuple[int, int]]) -> list[Outcome]:

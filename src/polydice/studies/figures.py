@@ -63,7 +63,7 @@ def _lines(axes: Axes, panel: Panel, kind: str) -> None:
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.margins(x=0.08)
-    elif kind == "curves":
+    elif kind in ("curves", "scatter"):  # over epochs
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)

@@ -139,7 +139,7 @@ function drawLines({plot, panel, box, svg, tip, hidden}) {
 }
 
 const numbers = (first, last, kind) => ticks(first, last)
-  .filter(value => kind !== "curves" || Number.isInteger(value)).map(value => [value, shown(value)]);
+  .filter(value => kind === "points" || Number.isInteger(value)).map(value => [value, shown(value)]);
 const described = ([, value, low, high]) => shown(value) + (low === high ? "" : ` (${shown(low)} to ${shown(high)})`);
 
 function drawSeries({points, colour, dashed}, kind, x, y) {

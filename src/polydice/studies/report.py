@@ -97,10 +97,10 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield f"{run.dataset}, {run.model}, {run.loss}{value}, fold {run.fold}, seed {run.seed}: failed: {why}"
     for each in comparisons:
         for row in each.rows:
+            score = row.scores.get("dice_global")
+            mean = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
             for state, why in WAITING.items():
                 if row.states[state]:
-                    score = row.scores.get("dice_global")
-                    mean = f"; its mean is over {score.runs}" if score else ""
                     yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{mean}"
 
 

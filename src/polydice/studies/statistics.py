@@ -36,7 +36,6 @@ class Summary(NamedTuple):
     sd: float | None  # over the folds, of each fold's mean over the seeds; None with one fold
     seed_noise: float | None  # sd over the seeds of the mean over the folds; None with one seed
     runs: int
-    folds: int
 
 
 class Difference(NamedTuple):
@@ -67,7 +66,6 @@ def summary(outcomes: Sequence[Outcome], score: Score) -> Summary:
         sd=float(by_fold.std(ddof=1)) if len(by_fold) > 1 else None,
         seed_noise=float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None,
         runs=scores.size,
-        folds=len(by_fold),
     )
 
 

@@ -15,10 +15,11 @@ from polydice.studies.statistics import Score, Summary
 NOTES = (
     "Dice is dice_global: one confusion matrix over all test pixels, Dice of each class, mean over the classes with "
     "the background. Dice per case is the mean over the foreground classes of a case, then over the cases. Both are in "
-    "percent, mean ± standard deviation over the folds; the highest mean is bold, which proves nothing by itself.",
+    "percent, mean ± standard deviation over the folds; the highest mean is bold if all are over the same runs, which "
+    "proves nothing by itself.",
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
     "Seed noise is the standard deviation of the mean from seed to seed. Where runs are missing, a mean is over the "
-    "seeds with the most folds, and a difference over the most pairs in which all seeds have the same folds.",
+    "seeds with the most folds, and a difference over the most pairs of runs in which all seeds have the same folds.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
 )
