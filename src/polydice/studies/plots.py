@@ -135,7 +135,7 @@ def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA)
     caption = (
         "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and seeds that all of "
-        "these losses have, ± standard error."
+        "these losses have, ± standard error as of independent runs: what a seed does to all folds is not in it."
     )
     title = f"Dice against foreground size: {comparison.title}"
     return Plot(f"sizes-{comparison.slug}", title, caption, "points", (panel,))
