@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -39,6 +39,8 @@ from polydice.training.watch import HISTORY, Row, Watch, write_history
 
 LOOK = 200  # steps after which the losses are looked at in a long epoch: such a look waits for the device
 SETTINGS, RESULT = "settings.json", "result.json"
+
+Weights = dict[str, Tensor]
 
 
 class TrainingError(RuntimeError):
@@ -74,13 +76,25 @@ def train(settings: Settings) -> dict[str, Any]:
                 if last or run.epoch % settings.validate_every == 0:
                     run.validate()
                 stop, due = process.of_first((interrupt.asked, run.due()))
-                if stop or due or last or (run.adaptive and "validation" in run.history[-1]):
+                if stop or due or last or (run.adaptive and run.unread[-1].validation):
                     watch.show(run.look())
                 if stop or due:
                     run.save()
                 if stop:
                     raise KeyboardInterrupt
     return run.finish() if process.first else {}
+
+
+@dataclass
+class Unread:
+    """An epoch that is over for the host; what came of it may still be on its way from the device."""
+
+    epoch: int
+    rate: float  # of the last step
+    items: list[Tensor]  # of every step
+    losses: Later  # of every step
+    sound: Later  # whether the weights are numbers
+    validation: tuple[Later, Weights] | None = None  # confusion matrices, and the weights that were validated
 
 
 class Run:
@@ -133,8 +147,9 @@ class Run:
         )  # fmt: skip
         self.epoch = 0
         self.history: list[Row] = []
+        self.unread: list[Unread] = []  # the epochs since
         self.best_epoch, self.best_score = 0, -math.inf
-        self.best = _copied(self.model)
+        self.best = _copied(self.model.state_dict())
         self.seconds = 0.0  # spent on training, over all parts of a run that was stopped
         self._started = self._saved = time.monotonic()
 
@@ -152,69 +167,59 @@ class Run:
             self.network.trained = self.model
 
     def train_epoch(self, after_step: Callable[[], object]) -> None:
-        """One epoch. Its row of the history holds the losses of all steps until `look` reads them."""
+        """One epoch, whose losses `look` reads."""
         # What is random in the network, dropout, follows from the epoch as the batches do, and differs by process.
         numbers = np.random.SeedSequence([self.settings.seed, self.epoch, 1 + self.process.rank])
         torch.manual_seed(int(numbers.generate_state(1)[0]))
         self.network.train()
         total = self.settings.epochs * self.steps
-        row: Row = {"epoch": self.epoch + 1, "step": (self.epoch + 1) * self.steps, "loss": [], "items": []}
-        self.history.append(row)
+        losses, items = [], []
         for step, batch in enumerate(self.training.epoch(self.epoch), start=self.epoch * self.steps):
-            row["rate"] = self.settings.rate * (1 - step / total) ** self.settings.power
             for group in self.optimizer.param_groups:
-                group["lr"] = row["rate"]
+                group["lr"] = self.settings.rate * (1 - step / total) ** self.settings.power
             self.optimizer.zero_grad()
             loss = supervised(self.loss, self.network(batch.images), batch.labels)
             loss.backward()
             if self.settings.clip is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
             self.optimizer.step()
-            row["loss"].append(loss.detach())
-            row["items"].append(batch.items)
-            if len(row["loss"]) % LOOK == 0:
-                for earlier in self._unread(before=row["epoch"]):
-                    self._sound(earlier)
-                self._finite(row, self._mean_losses(row))
+            losses.append(loss.detach())
+            items.append(batch.items)
+            if len(losses) % LOOK == 0:
+                for earlier in self.unread:  # its last steps are to blame before these
+                    self._losses(earlier)
+                self._numbers(self._means(losses), self.epoch + 1, items)
             after_step()
         self.process.share_buffers(self.model)
-        row["read"] = Later(self._mean_losses(row))
         with torch.no_grad():  # a step can spoil the weights after a loss that was a number
-            row["finite"] = Later(nn.utils.get_total_norm(self.model.parameters()).isfinite())
+            sound = nn.utils.get_total_norm(self.model.parameters()).isfinite()
         self.epoch += 1
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.unread.append(Unread(self.epoch, rate, items, Later(self._means(losses)), Later(sound)))
 
     def look(self, before: float = math.inf) -> list[Row]:
-        """The rows of the history since the last look, each with its mean loss and, if there was a validation, its
-        scores. What is no number ends the run. With `before`, rows of earlier epochs alone: to read these does not wait
-        for the device."""
-        rows = self._unread(before)
-        for row in rows:
-            row["loss"] = fmean(self._sound(row))
-            if "validation" in row:
-                row |= self._judge(row["epoch"], *row.pop("validation"))
-            del row["read"], row["finite"], row["items"]
+        """The rows that the history has from now on: mean losses and, where there was a validation, its scores. What
+        is no number ends the run. With `before`, earlier epochs alone: to read these does not wait for the device."""
+        rows: list[Row] = []
+        while self.unread and self.unread[0].epoch < before:
+            found = self.unread.pop(0)
+            mean = fmean(self._losses(found))
+            rows.append({"epoch": found.epoch, "step": found.epoch * self.steps, "loss": mean, "rate": found.rate})
+            if found.validation:
+                rows[-1] |= self._judge(found.epoch, *found.validation)
+        self.history += rows
         return rows
 
-    def _unread(self, before: float) -> list[Row]:
-        return [row for row in self.history if "items" in row and row["epoch"] < before]
-
-    def _sound(self, row: Row) -> list[float]:
-        """The losses of an epoch's steps, if they and the weights after them are numbers."""
-        losses = self._finite(row, row["read"].read())
-        if not row["finite"].read():
-            self._stop("the weights became infinite or NaN", row, self.steps - 1)
-        return losses
-
     def validate(self) -> None:
-        """Validates the network as it is; what comes of it is in the history, until `look` reads it."""
+        """Validates the network as it is; what comes of it, `look` reads."""
         items = self._items(self.fold.validation)
         classes = len(self.prepared.classes)
         matrices = torch.zeros(len(items), classes, classes, dtype=torch.int64, device=self.process.device)
         if self.validation is not None:
             matrices[self.process.rank :: self.process.world] = self.network.confusion(self.validation, classes)
-        self.history[-1]["validation"] = Later(self.process.total(matrices)), _copied(self.model)
+        self.unread[-1].validation = Later(self.process.total(matrices)), _copied(self.model.state_dict())
 
-    def _judge(self, epoch: int, matrices: Later, weights: dict[str, Tensor]) -> dict[str, Any]:
+    def _judge(self, epoch: int, matrices: Later, weights: Weights) -> dict[str, Any]:
         """The scores of a validation, which choose the best weights and move a t-vMF loss's κ."""
         items = self._items(self.fold.validation)
         _, cases = per_case(matrices.read(), [self.prepared.case_of[item] for item in items])
@@ -242,7 +247,7 @@ class Run:
         self.loss.load_state_dict(state["loss"])
         self.epoch, self.history, self.seconds = state["epoch"], state["history"], state["seconds"]
         self.best_epoch, self.best_score = state["best_epoch"], state["best_score"]
-        self._save_best()  # which may have been stopped in between
+        self._save_weights("best", self.best)  # which may have been stopped in between
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint, by the clock of this process."""
@@ -263,7 +268,7 @@ class Run:
                 "seconds": self.seconds + time.monotonic() - self._started,
             }
             save(self.settings.out, weights, state, self.described)
-            self._save_best()
+            self._save_weights("best", self.best)
         self._saved = time.monotonic()
 
     def finish(self) -> dict[str, Any]:
@@ -273,8 +278,9 @@ class Run:
         seconds = self.seconds + time.monotonic() - self._started
         write_history(out / HISTORY, self.history)
         with ThreadPoolExecutor(1) as writer:  # the disk takes as long as the tests
+            # From the host: another thread could disturb a GPU that records a CUDA graph.
             saved = [
-                writer.submit(save_weights, out / f"{name}.safetensors", _on_host(weights), self.described)
+                writer.submit(self._save_weights, name, _copied(weights, "cpu"))
                 for name, weights in (("best", self.best), ("last", self.model.state_dict()))
             ]
             last = self._test(surfaces=False)
@@ -312,28 +318,36 @@ class Run:
     def _test(self, surfaces: bool) -> dict[str, Any]:
         return score(self.network, self.prepared, self.fold.test, self.batch, surfaces)
 
-    def _save_best(self) -> None:
+    def _save_weights(self, name: str, weights: Weights) -> None:
         if self.process.first:
-            save_weights(self.settings.out / "best.safetensors", self.best, self.described)
+            save_weights(self.settings.out / f"{name}.safetensors", weights, self.described)
 
-    def _mean_losses(self, row: Row) -> Tensor:
-        """The losses of an epoch's steps so far, means over the processes."""
-        return self.process.total(torch.stack(row["loss"])) / self.process.world
+    def _means(self, losses: list[Tensor]) -> Tensor:
+        """The losses of steps, as means over the processes."""
+        return self.process.total(torch.stack(losses)) / self.process.world
 
-    def _finite(self, row: Row, found: Tensor) -> list[float]:
-        losses: list[float] = found.tolist()
-        for place, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                self._stop(f"the loss became {loss}", row, place)
+    def _losses(self, found: Unread) -> list[float]:
+        """The losses of an epoch's steps, if they and the weights after them are numbers."""
+        losses = self._numbers(found.losses.read(), found.epoch, found.items)
+        if not found.sound.read():
+            self._stop("the weights became infinite or NaN", found.epoch, found.items)
         return losses
 
-    def _stop(self, what: str, row: Row, place: int) -> NoReturn:
-        items = torch.cat(self.process.of_all(row["items"][place])).tolist()
-        cases = sorted({self.prepared.cases[self.prepared.case_of[item]].id for item in items})
+    def _numbers(self, losses: Tensor, epoch: int, items: list[Tensor]) -> list[float]:
+        values: list[float] = losses.tolist()
+        for place, loss in enumerate(values):
+            if not math.isfinite(loss):
+                self._stop(f"the loss became {loss}", epoch, items[: place + 1])
+        return values
+
+    def _stop(self, what: str, epoch: int, items: list[Tensor]) -> NoReturn:
+        """Ends the run after the epoch's step that had the last of these items."""
+        chosen = torch.cat(self.process.of_all(items[-1])).tolist()
+        cases = sorted({self.prepared.cases[self.prepared.case_of[item]].id for item in chosen})
         kept = load(self.settings.out)
         good = f"{kept.folder}, after epoch {kept.state['epoch']}" if kept else "none: nothing was saved yet"
         raise TrainingError(
-            f"{what} at step {row['step'] - self.steps + place + 1} (epoch {row['epoch']}), on a batch of "
+            f"{what} at step {(epoch - 1) * self.steps + len(items)} (epoch {epoch}), on a batch of "
             f"{', '.join(cases)}; the last good checkpoint is {good}"
         )
 
@@ -377,16 +391,11 @@ def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
         print(WANTED, file=sys.stderr)
 
 
-def _copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+def _copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:
+    return {name: tensor.to(device or tensor.device, copy=True) for name, tensor in weights.items()}
 
 
-def _on_host(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies for another thread, which could disturb a GPU that records a CUDA graph."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
-
-
-def _with(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with(prefix: str, weights: Weights) -> Weights:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
