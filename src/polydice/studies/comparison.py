@@ -79,7 +79,7 @@ class Comparison:
     def slug(self) -> str:
         return f"{slug(self.dataset)}-{slug(self.model)}"
 
-    @property
+    @cached_property
     def highest(self) -> str:
         """The loss with the highest mean; empty where there is none, or where the means are over different runs."""
         scored = {row.loss: row for row in self.rows if "dice_global" in row.scores}

@@ -49,9 +49,8 @@ class Plot:
     name: str  # of its files
     title: str
     caption: str
-    kind: Literal[
-        "curves", "points", "scatter", "intervals"
-    ]  # with bands; error bars; no line; bars lying, a line at 0
+    # Lines with bands, lines with error bars, points alone, or bars that lie beside a line at 0.
+    kind: Literal["curves", "points", "scatter", "intervals"]
     panels: tuple[Panel, ...]
 
 
@@ -101,14 +100,13 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     for row in comparison.rows:
         for each in row.counting.values():
             by_fold[each.run.fold].append(_test_dice(each))
+    usual = {fold: _mean(scores) for fold, scores in by_fold.items()}
     series = []
     for row in comparison.rows:
-        points = []
-        for each in row.counting.values():
-            above = _test_dice(each) - _mean(by_fold[each.run.fold])
-            points.append(Point(each.result["best_epoch"], above, above, above))
+        runs = row.counting.values()
+        points = sorted(_bar(each.result["best_epoch"], _test_dice(each) - usual[each.run.fold], 0) for each in runs)
         if points:
-            series.append(Series(row.loss, colour[row.loss], tuple(sorted(points))))
+            series.append(Series(row.loss, colour[row.loss], tuple(points)))
     if len({point.x for each in series for point in each.points}) < 2:
         return None
     panel = Panel("", "epoch that was chosen", "points of Dice above the fold's mean", tuple(series))
