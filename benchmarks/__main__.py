@@ -17,7 +17,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     data = commands.add_parser("data", help="augmented batches of images and of patches; on a CPU against MONAI")
     nnunet = commands.add_parser("nnunet", help="the loss of nnU-Net's trainer, its own and with our Dice in it")
-    for name, command in {"loss": loss, "data": data, "nnunet": nnunet}.items():
+    train = commands.add_parser("train", help="the U-Net's training, validation every second epoch included")
+    train.add_argument("--data", type=Path, metavar="DIR", required=True, help="folder of a data set of images")
+    for name, command in {"loss": loss, "data": data, "nnunet": nnunet, "train": train}.items():
         where = f"where to write (default: results/{name}-speed/DEVICE)"
         command.add_argument("--device", choices=["cpu", "cuda"], required=True)
         command.add_argument("--out", type=Path, metavar="DIR", help=where)
@@ -34,6 +36,10 @@ def main(arguments: Sequence[str]) -> int:
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 
         return run_data(given.device, out, given.quick, arguments)
+    if given.command == "train":
+        from benchmarks.train import run as run_train  # as above
+
+        return run_train(given.device, given.data, out, given.quick, arguments)
     if given.check:
         if given.device != "cpu" or given.sizes or given.out:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")

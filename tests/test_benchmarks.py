@@ -13,6 +13,7 @@ from benchmarks.__main__ import main
 from benchmarks.measure import Figures, Spread
 from benchmarks.report import Row, Sheet
 from benchmarks.sizes import Size, parse_size
+from polydice.data.generate import generated_folder
 
 
 def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
@@ -33,6 +34,15 @@ def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
     assert (tmp_path / "command.txt").read_text().startswith("python -m benchmarks loss --device cpu --quick")
     for plot in ("time-pixels.png", "time-classes.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_training_counts_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = generated_folder(tmp_path, 30, size=32)  # of which 18 train, four batches of four an epoch
+    assert main(["train", "--device", "cpu", "--quick", "--data", str(data), "--out", str(tmp_path)]) == 0
+    with (tmp_path / "train.csv").open() as file:
+        short, long, difference = csv.DictReader(file)
+    assert [int(row["images"]) for row in (short, long, difference)] == [2 * 16, 10 * 16, 8 * 16]
+    assert f"{float(difference['images_per_second']):.0f} images/s" in capsys.readouterr().out
 
 
 def test_a_size_is_read_from_the_command_line() -> None:
