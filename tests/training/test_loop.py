@@ -235,15 +235,20 @@ def test_the_rate_falls_as_a_polynomial(images: Path, tmp_path: Path) -> None:
     assert [row["rate"] for row in rows] == [pytest.approx(0.02 * (1 - step / 15) ** 0.7) for step in (2, 5, 8, 11, 14)]
 
 
-def test_gradients_are_clipped(images: Path, tmp_path: Path) -> None:
-    """Without momentum and decay, one step moves the weights by rate times the clipped norm."""
-    settings = small(images, tmp_path / "run", epochs=1, batch=15, momentum=0.0, decay=0.0, rate=0.5, clip=1e-3)
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_gradients_are_clipped_and_their_norm_is_told(images: Path, tmp_path: Path, clip: float | None) -> None:
+    """Without momentum and decay, one step moves the weights by rate times the norm."""
+    settings = small(images, tmp_path / "run", epochs=1, batch=15, momentum=0.0, decay=0.0, rate=0.5, clip=clip)
     train(settings)
+    (row,) = history(tmp_path / "run")
     torch.manual_seed(settings.seed)
     before = dict(build("unet", 1, 2, width=4, depth=2).named_parameters())
     after, _ = load_weights(tmp_path / "run" / "last.safetensors")
     moved = torch.cat([(after[name] - weight.detach()).double().flatten() for name, weight in before.items()])
-    assert float(moved.norm()) == pytest.approx(0.5 * 1e-3, rel=1e-3)
+    assert float(moved.norm()) == pytest.approx(0.5 * row["gradient_norm"], rel=1e-3)
+    assert (row["gradient_norm"] == pytest.approx(1e-3, rel=1e-3)) == (clip is not None)
+    weights = torch.cat([after[name].double().flatten() for name in before])
+    assert row["weight_norm"] == pytest.approx(float(weights.norm()), rel=1e-5)
 
 
 def test_validations_are_as_often_as_asked_and_the_last_epoch_has_one(images: Path, tmp_path: Path) -> None:

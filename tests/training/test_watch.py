@@ -65,7 +65,7 @@ def test_tensorboard_draws_the_history_also_of_a_run_that_was_stopped(images: Pa
     train_until(2, run)
     train(Settings(**(vars(run) | {"resume": True})))
     rows, found = history(tmp_path / "run"), drawn(tmp_path / "run")
-    assert found.keys() == {"loss", "rate", "dice_global", "dice_case"}
+    assert found.keys() == {"loss", "rate", "gradient_norm", "weight_norm", "dice_global", "dice_case"}
     for name in found:
         expected = [(row["step"], row[name]) for row in rows if name in row]
         assert [step for step, _ in found[name]] == [step for step, _ in expected]

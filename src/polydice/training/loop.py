@@ -93,7 +93,7 @@ class Unread:
     rate: float  # of the last step
     items: list[Tensor]  # of every step
     losses: Later  # of every step
-    sound: Later  # whether the weights are numbers
+    norms: Later  # of the last step's gradient, and of the weights after it
     validation: tuple[Later, Weights] | None = None  # confusion matrices, and the weights that were validated
 
 
@@ -191,11 +191,9 @@ class Run:
                 self._numbers(self._means(losses), self.epoch + 1, items)
             after_step()
         self.process.share_buffers(self.model)
-        with torch.no_grad():  # a step can spoil the weights after a loss that was a number
-            sound = nn.utils.get_total_norm(self.model.parameters()).isfinite()
         self.epoch += 1
         rate = self.optimizer.param_groups[0]["lr"]
-        self.unread.append(Unread(self.epoch, rate, items, Later(self._means(losses)), Later(sound)))
+        self.unread.append(Unread(self.epoch, rate, items, Later(self._means(losses)), Later(_norms(self.model))))
 
     def look(self, before: float = math.inf) -> list[Row]:
         """The rows that the history has from now on: mean losses and, where there was a validation, its scores. What
@@ -205,6 +203,7 @@ class Run:
             found = self.unread.pop(0)
             mean = fmean(self._losses(found))
             rows.append({"epoch": found.epoch, "step": found.epoch * self.steps, "loss": mean, "rate": found.rate})
+            rows[-1] |= zip(("gradient_norm", "weight_norm"), found.norms.read().tolist(), strict=True)
             if found.validation:
                 rows[-1] |= self._judge(found.epoch, *found.validation)
         self.history += rows
@@ -329,7 +328,7 @@ class Run:
     def _losses(self, found: Unread) -> list[float]:
         """The losses of an epoch's steps, if they and the weights after them are numbers."""
         losses = self._numbers(found.losses.read(), found.epoch, found.items)
-        if not found.sound.read():
+        if not found.norms.read().isfinite().all():  # a step can spoil the weights after a loss that was a number
             self._stop("the weights became infinite or NaN", found.epoch, found.items)
         return losses
 
@@ -389,6 +388,14 @@ def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
         load_weights(model, settings.pretrained)
     elif process.first:
         print(WANTED, file=sys.stderr)
+
+
+def _norms(model: nn.Module) -> Tensor:
+    """Of the gradient that the parameters still have, and of the parameters: how far a step goes, and from where."""
+    parameters = list(model.parameters())
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    with torch.no_grad():
+        return torch.stack([nn.utils.get_total_norm(gradients), nn.utils.get_total_norm(parameters)])
 
 
 def _copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:

@@ -11,7 +11,7 @@ from polydice.training.checkpoint import CheckpointError, write_text
 from polydice.training.config import Settings
 
 HISTORY = "history.jsonl"
-SCALARS = ("loss", "rate", "dice_global", "dice_case")  # that TensorBoard draws
+SCALARS = ("loss", "rate", "gradient_norm", "weight_norm", "dice_global", "dice_case")  # that TensorBoard draws
 
 Row = dict[str, Any]  # an epoch
 
