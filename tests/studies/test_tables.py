@@ -2,12 +2,28 @@ import csv
 import io
 import re
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 
 from polydice.studies.comparison import compare
-from polydice.studies.tables import Cell, Table, choices, csv_text, document, latex, markdown, overview, record, results
+from polydice.studies.study import Study
+from polydice.studies.tables import (
+    Cell,
+    Table,
+    choices,
+    courses,
+    csv_text,
+    document,
+    latex,
+    markdown,
+    overview,
+    record,
+    results,
+)
+from tests.studies.conftest import train_runs
 from tests.studies.made_up import RECIPE, study_in
+from tests.studies.tiny import RECIPE as TINY
 
 SPITEFUL = r"<script>alert(1)</script> | 50 % of $x_1$ & {a} ~ ^ # \ *b* `c` [d](e)"
 
@@ -48,6 +64,33 @@ def test_chosen_values_are_told_fold_by_fold(tmp_path: Path) -> None:
     cvc = compare(study_in(tmp_path / "two", recipe=two))[0]
     assert cells(choices(cvc), "PolyDice-1")["Fold 0"].count("smooth=1.0") == 2
     assert choices(compare(study_in(tmp_path / "none", lambda run: False))[0]) is None
+
+
+def test_the_gradient_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None:
+    """Of one step from the same weights, so the multiple is the loss's own."""
+    recipe = TINY.replace("epochs = 2", "epochs = 1").replace("batch = 4", "batch = 6")
+    recipe = re.sub('"PolyDice-1" = .*', '"3 x Dice" = "3 * DiceLoss(batch=True)"', recipe)
+    study = study_in(tmp_path, lambda run: False, recipe)
+    train_runs(study, study.runs)
+    (found,) = compare(study)
+    assert [row.gradient for row in found.rows] == [1, pytest.approx(3, rel=1e-4)]
+    assert cells(courses(found), "3 x Dice")["Gradient, × Dice"] == "3.00"
+
+
+def test_the_last_weights_stand_beside_the_chosen(trained: Study) -> None:
+    (found,) = compare(trained)
+    for row in found.rows:
+        results = [each.result for each in row.counting.values()]
+        last, best = (100 * fmean(each[key]["dice_global"] for each in results) for key in ("last", "test"))
+        told = cells(courses(found), row.loss)
+        assert told["Chosen epoch"] == f"{median(each['best_epoch'] for each in results):g}"
+        assert told["Dice, last weights"] == f"{last:.2f}"
+        assert told["Last − chosen"] == f"{last - best:+.2f}".replace("-", "−")
+
+
+def test_results_that_tell_neither_have_no_such_table(tmp_path: Path) -> None:
+    cvc = compare(study_in(tmp_path))[0]
+    assert courses(cvc) is None
 
 
 def test_what_is_missing_is_marked(tmp_path: Path) -> None:

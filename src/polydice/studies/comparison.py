@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -38,7 +39,9 @@ class Row:
     states: Counter[State]  # of all its runs, those for the choice of a value among them
     counting: Runs  # those that count: where there are values, the one that was chosen
     scores: Mapping[Score, Summary]
+    last: float | None  # dice_global of the last epoch's weights, over the runs of the scores
     differences: Mapping[Score, Difference]  # to the baseline
+    gradient: float | None  # how many times as large as the baseline's
     p: float | None  # Wilcoxon's, of dice_global, after Holm's correction
     verdict: str  # empty for the baseline
     published: Published | None
@@ -102,6 +105,7 @@ def compare(study: Study) -> list[Comparison]:
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
         baseline = runs[dataset, model, recipe.baseline]
+        steps = _gradients(study, baseline)
         others = [loss for loss in recipe.losses if loss != recipe.baseline]
         paired = {loss: _paired(runs[dataset, model, loss], baseline) for loss in others}
         adjusted = dict(zip(others, holm([paired[loss].p for loss in others]), strict=True))
@@ -110,7 +114,8 @@ def compare(study: Study) -> list[Comparison]:
             own, against = runs[dataset, model, loss], paired.get(loss, Paired({}, None, ""))
             rows.append(
                 Row(
-                    loss, states[dataset, model, loss], own, _scores(own), against.differences, adjusted.get(loss),
+                    loss, states[dataset, model, loss], own, _scores(own), _last(own), against.differences,
+                    _ratio(_gradients(study, own), steps), adjusted.get(loss),
                     _said(loss, recipe.baseline, against, adjusted.get(loss)),
                     _published(study, dataset, model, loss, own),
                 )
@@ -172,6 +177,27 @@ def _scores(runs: Runs) -> dict[Score, Summary]:
         except ValueError:  # no case has a class that this score could count
             continue
     return found
+
+
+def _last(runs: Runs) -> float | None:
+    tested = [runs[pair].result.get("last", {}).get("dice_global") for pair in _for_mean(runs)]
+    return fmean(tested) if tested and None not in tested else None
+
+
+def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:
+    """The norm of each run's gradient, median over its epochs, where the history has it."""
+    found = {}
+    for pair, each in runs.items():
+        norms = [row["gradient_norm"] for row in study.history(each.run) if "gradient_norm" in row]
+        if norms:
+            found[pair] = median(norms)
+    return found
+
+
+def _ratio(own: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int], float]) -> float | None:
+    """Median over the runs that both have."""
+    ratios = [own[pair] / other[pair] for pair in own.keys() & other.keys() if other[pair] > 0]
+    return median(ratios) if ratios else None
 
 
 def _paired(runs: Runs, baseline: Runs) -> Paired:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from polydice.studies.comparison import Comparison, Row
 from polydice.studies.plots import Plot
-from polydice.studies.tables import Table, choices, results
+from polydice.studies.tables import Table, choices, courses, results
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Section:
     @property
     def results(self) -> Table:
         return results(self.comparison)
+
+    @property
+    def courses(self) -> Table | None:
+        return courses(self.comparison)
 
     @property
     def choices(self) -> Table | None:

@@ -4,12 +4,11 @@ Every Dice is in percent. Losses and values of a parameter are compared over the
 standard errors after the differences between these runs, which all of them share, are taken out.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -74,7 +73,8 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Loss and validation Dice against the epoch: the mean of the runs that count, and their range."""
     epochs = {
-        row.loss: [line for each in row.counting.values() for line in _history(study, each)] for row in comparison.rows
+        row.loss: [line for each in row.counting.values() for line in study.history(each.run)]
+        for row in comparison.rows
     }
     panels = []
     for key, factor, title in (("loss", 1, "Training loss"), ("dice_global", 100, "Validation Dice, %")):
@@ -222,11 +222,6 @@ def _test_dice(each: Finished) -> float:
 def _stratum_dice(each: Finished, stratum: str) -> float:
     found = each.result["test"]["strata"].get(stratum, {}).get("dice_case")
     return math.nan if found is None else 100 * found
-
-
-def _history(study: Study, each: Finished) -> list[dict[str, Any]]:
-    path = study.run_folder(each.run) / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     out, recipe = study.folder / "report", study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
     overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
-    own = [table for section in sections for table in (section.results, section.choices) if table]
+    own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
     every, missing = [*overviews, *own], list(_missing(study, comparisons))
 
     write_text(out / "tables.csv", tables.csv_text(comparisons))

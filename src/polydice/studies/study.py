@@ -78,6 +78,11 @@ class Study:
             if path.exists():
                 yield Finished(run, json.loads(path.read_text(encoding="utf-8")))
 
+    def history(self, run: Planned) -> list[dict[str, Any]]:
+        """The epochs of a run; empty where they were not brought along with the result."""
+        path = self.run_folder(run) / "history.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
 
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe

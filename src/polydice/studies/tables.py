@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 from polydice.studies.comparison import SCORES, Comparison, Row
@@ -20,6 +21,9 @@ NOTES = (
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
     "Seed noise is the standard deviation of the mean from seed to seed. Where runs are missing, a mean is over the "
     "seeds with the most folds, and a difference over the most pairs of runs in which all seeds have the same folds.",
+    "The chosen epoch is the one whose weights did best on validation and are tested, median over the runs. The last "
+    "weights are those of the last epoch, tested on the same cases. Gradient is its norm as a multiple of the "
+    "baseline's, median over epochs and runs: at the same rate, a loss with larger gradients takes larger steps.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
 )
@@ -59,12 +63,31 @@ def results(comparison: Comparison) -> Table:
         cells += [_difference(row, "dice_global"), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
         cells += [_mean(case), _difference(row, "dice_case"), _runs(row)]
         rows.append(cells)
-    filled = [place for place, column in enumerate(zip(*rows, strict=True)) if any(cell.text for cell in column)]
-    return Table(
-        comparison.title,
-        tuple(header[place] for place in filled),  # one seed has no seed noise, and the baseline alone no difference
-        tuple(tuple(cells[place] for place in filled) for cells in rows),
-    )
+    return _filled(comparison.title, header, rows)  # one seed has no seed noise, and the baseline alone no difference
+
+
+def courses(comparison: Comparison) -> Table | None:
+    """What else one should know of the runs before a difference is put down to the loss."""
+    if all(row.last is None and row.gradient is None for row in comparison.rows):
+        return None
+    header = ["Loss", "Chosen epoch", "Dice, last weights", "Last − chosen", f"Gradient, × {comparison.baseline}"]
+    rows = []
+    for row in comparison.rows:
+        epochs = [each.result["best_epoch"] for each in row.counting.values()]
+        chosen = median(epochs) if epochs else None
+        apart = None if row.last is None else 100 * (row.last - row.scores["dice_global"].mean)
+        cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
+        cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(_signed(apart), apart)]
+        cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
+        rows.append(cells)
+    return _filled("How the runs went", header, rows)
+
+
+def _filled(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    """Without the columns in which there is nothing."""
+    places = [place for place, column in enumerate(zip(*rows, strict=True)) if any(cell.text for cell in column)]
+    kept = tuple(tuple(cells[place] for place in places) for cells in rows)
+    return Table(title, tuple(header[place] for place in places), kept)
 
 
 def overview(comparisons: Sequence[Comparison], model: str) -> Table:
@@ -114,6 +137,8 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
             f"{score}_high": apart and _percent(apart.high),
         }
     return found | {
+        "last": _percent(row.last),
+        "gradient": row.gradient,
         "runs_counted": row.scores["dice_global"].runs if "dice_global" in row.scores else 0,
         "p_holm": row.p,
         "published": row.published and float(row.published.mean),
