@@ -1,15 +1,19 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polydice.cli import main
+from polydice.studies.comparison import compare
 from polydice.studies.recipe import packaged
 from polydice.studies.report import write_report
 from polydice.studies.study import Study, create, open_study
+from polydice.training.loop import train
 from tests.studies.conftest import real_study, train_runs
 from tests.studies.made_up import ONE_SET, study_in
+from tests.studies.tiny import RECIPE as TINY
 
 
 def files(study: Study) -> dict[str, bytes]:
@@ -47,6 +51,32 @@ def test_stopped_gone_on_with_or_moved_the_report_is_the_same_to_the_last_byte(t
     shutil.rmtree(moved.folder / "report")
     write_report(moved)
     assert files(moved) == once
+
+
+def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if there had been but one validation, at the end."""
+    recipe = TINY.replace("epochs = 2", "epochs = 8\nrate = 0.1").replace("count = 18", "count = 60")
+    every, once = (study_in(tmp_path / name, lambda run: False, recipe) for name in ("every", "once"))
+    for study, often in ((every, 1), (once, 8)):
+        for run in study.runs:
+            train(replace(study.settings(run, "cpu"), validate_every=often))
+    assert main(["report", str(every.folder), "--last"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path == every.folder / "report-last" / "report.html"
+    assert "weights of the last epoch" in path.read_text(encoding="utf-8")
+    (last,), (wanted,) = compare(open_study(every.folder, last=True)), compare(once)
+    found = [(row.scores, row.differences, row.values) for row in last.rows]
+    assert found == [(row.scores, row.differences, row.values) for row in wanted.rows]
+    chosen = [(row.scores, row.differences, row.values) for row in compare(every)[0].rows]
+    assert found != chosen, "validation chose other weights"
+
+
+def test_results_that_do_not_have_the_last_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path)
+    assert main(["report", str(study.folder), "--last"]) == 2
+    told = capsys.readouterr().err
+    assert "result.json does not have the cases of the last weights: train the run again" in told
+    assert told.count("\n") == 1
 
 
 def test_results_without_weights_and_images_are_reported_all_the_same(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_the_last_weights_stand_beside_the_chosen(trained: Study) -> None:
     (found,) = compare(trained)
     for row in found.rows:
         results = [each.result for each in row.counting.values()]
-        last, best = (100 * fmean(each[key]["dice_global"] for each in results) for key in ("last", "test"))
+        tested_last = [each["last"] for each in results]
+        last, best = (100 * fmean(each["test"]["dice_global"] for each in some) for some in (tested_last, results))
         told = cells(courses(found), row.loss)
         assert told["Chosen epoch"] == f"{median(each['best_epoch'] for each in results):g}"
         assert told["Dice, last weights"] == f"{last:.2f}"

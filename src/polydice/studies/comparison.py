@@ -180,8 +180,10 @@ def _scores(runs: Runs) -> dict[Score, Summary]:
 
 
 def _last(runs: Runs) -> float | None:
-    tested = [runs[pair].result.get("last", {}).get("dice_global") for pair in _for_mean(runs)]
-    return fmean(tested) if tested and None not in tested else None
+    results = [runs[pair].result for pair in _for_mean(runs)]
+    if not results or not all("last" in each for each in results):
+        return None
+    return fmean(each["last"]["test"]["dice_global"] for each in results)
 
 
 def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:

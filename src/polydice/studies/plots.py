@@ -18,6 +18,8 @@ from polydice.studies.recipe import Variant, slug
 from polydice.studies.study import Finished, Study
 from polydice.training.metrics import STRATA
 
+MOST_RANGES = 6  # more of them lie on top of each other and hide the means
+
 
 class Point(NamedTuple):
     x: float
@@ -76,6 +78,7 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
         row.loss: [line for each in row.counting.values() for line in study.history(each.run)]
         for row in comparison.rows
     }
+    ranges = len(epochs) <= MOST_RANGES
     panels = []
     for key, factor, title in (("loss", 1, "Training loss"), ("dice_global", 100, "Validation Dice, %")):
         series = []
@@ -84,12 +87,13 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
             for row in rows:
                 if row.get(key) is not None:
                     by_epoch[row["epoch"]].append(factor * row[key])
-            points = [Point(epoch, _mean(seen), min(seen), max(seen)) for epoch, seen in sorted(by_epoch.items())]
+            points = [_range(epoch, seen if ranges else [_mean(seen)]) for epoch, seen in sorted(by_epoch.items())]
             if len(points) > 1:
                 series.append(Series(loss, colour[loss], tuple(points)))
         if series:
             panels.append(Panel(title, "epoch", "", tuple(series)))
-    caption = "Mean of the runs, and their range. The losses measure different things: only their course compares."
+    shown = "Mean of the runs, and their range." if ranges else "Mean of the runs."
+    caption = f"{shown} The losses measure different things: only their course compares."
     name = f"training-{comparison.slug}"
     return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
 
@@ -191,6 +195,10 @@ def _effect(
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
     return Panel(comparison.dataset, SYMBOLS[parameter], "Dice, %", tuple(series), ticks)
+
+
+def _range(x: float, values: Sequence[float]) -> Point:
+    return Point(x, _mean(values), min(values), max(values))
 
 
 def _bar(x: float, mean: float, error: float) -> Point:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from polydice.studies.study import Finished, Study
 from polydice.training.checkpoint import CheckpointError
 from polydice.training.inference import Network
 from polydice.training.metrics import dice_per_class
-from polydice.training.predict import BEST, load
+from polydice.training.predict import BEST, LAST, load
 
 # Cases by how well the first loss does on them: hand-picked ones would prove anything.
 PLACES = {"worst": 0.0, "lower third": 1 / 3, "upper third": 2 / 3, "best": 1.0}
@@ -54,7 +55,7 @@ def qualitative(study: Study, comparison: Comparison) -> Figure:
     runs = _together(study, comparison)
     try:
         prepared = _prepared(study, runs[0])
-        views = _views(prepared, runs, [load(study.run_folder(each.run), "cpu").network for each in runs])
+        views = _views(prepared, runs, [load(_weights(study, each), "cpu").network for each in runs])
     except (DataError, CacheError) as error:
         raise NotHereError("the images of this data set are not here") from error
     except CheckpointError as error:
@@ -67,11 +68,15 @@ def _together(study: Study, comparison: Comparison) -> list[Finished]:
     same: defaultdict[tuple[int, int], list[Finished]] = defaultdict(list)
     for row in sorted(comparison.rows, key=lambda row: row.loss != comparison.baseline):
         for pair, each in row.counting.items():
-            if (study.run_folder(each.run) / BEST).exists():
+            if _weights(study, each).exists():
                 same[pair].append(each)
     if not same:
-        raise NotHereError(f"the weights of these runs ({BEST}) are not here")
+        raise NotHereError(f"the weights of these runs ({LAST if study.last else BEST}) are not here")
     return same[max(sorted(same), key=lambda pair: len(same[pair]))]
+
+
+def _weights(study: Study, each: Finished) -> Path:
+    return study.run_folder(each.run) / (LAST if study.last else BEST)
 
 
 def _prepared(study: Study, each: Finished) -> Prepared:

@@ -24,15 +24,13 @@ from polydice.studies.style import save
 from polydice.training.checkpoint import write_text
 
 WAITING: dict[State, str] = {"waiting": "not run", "no data": "not run, since the data set is not here"}
-COMMANDS = """\
-polydice study recipe.toml --data DATA --out DIR
-polydice report DIR"""
+COMMANDS = "polydice study recipe.toml --data DATA --out DIR\npolydice report DIR"
 
 
 def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) -> Path:
     """Writes the report of what is finished; returns the path of its page. `comparisons` are the study's, if known."""
     comparisons = compare(study) if comparisons is None else comparisons
-    out, recipe = study.folder / "report", study.recipe
+    out, recipe = study.folder / ("report-last" if study.last else "report"), study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
     overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
@@ -43,7 +41,8 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     write_text(out / "tables.md", tables.document(recipe.title, recipe.about, comparisons, every, missing))
     content = page(
         title=recipe.title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
-        sections=sections, missing=missing, notes=tables.NOTES, versions=_versions(study), commands=COMMANDS,
+        sections=sections, missing=missing, notes=tables.NOTES, versions=_versions(study),
+        commands=f"{COMMANDS} --last" if study.last else COMMANDS,
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
     )  # fmt: skip
     write_text(out / "report.html", content)
@@ -86,6 +85,8 @@ def _facts(study: Study) -> Iterator[str]:
     yield _count(len(study.recipe.folds), "fold")
     yield _count(len(study.recipe.seeds), "seed")
     yield f"baseline: {study.recipe.baseline}"
+    if study.last:
+        yield "weights of the last epoch"
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import tyro
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    last: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Writes the report of a study from the runs that are finished, into DIR/report.
@@ -22,6 +23,7 @@ def report(
 
     Args:
         folder: the folder of the study.
+        last: report on the last epoch's weights, not on those that validation chose, into DIR/report-last.
         json_output: print the table as JSON instead of the path of the page.
     """
     from polydice.studies.comparison import compare
@@ -30,7 +32,7 @@ def report(
     from polydice.studies.tables import record
 
     try:
-        study = open_study(folder)
+        study = open_study(folder, last)
         comparisons = compare(study)
         path = write_report(study, comparisons)
     except (OSError, ValueError) as problem:

@@ -3,7 +3,7 @@
 DIR/recipe.toml            what is trained
 DIR/study.json             where the data sets are
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
-DIR/report/                what `polydice report` writes
+DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights
 """
 
 import json
@@ -35,6 +35,7 @@ class Study:
     recipe: Recipe
     data: Path  # below it lie the data sets
     cache: Path
+    last: bool = False  # what counts of a run is the last epoch's weights, not those that validation chose
 
     @cached_property
     def runs(self) -> tuple[Planned, ...]:
@@ -76,7 +77,12 @@ class Study:
         for run in self.runs:
             path = self.run_folder(run) / "result.json"
             if path.exists():
-                yield Finished(run, json.loads(path.read_text(encoding="utf-8")))
+                result = json.loads(path.read_text(encoding="utf-8"))
+                if self.last:
+                    if "cases" not in result.get("last", {}):
+                        raise DataError(f"{path} does not have the cases of the last weights: train the run again")
+                    result |= result.pop("last")
+                yield Finished(run, result)
 
     def history(self, run: Planned) -> list[dict[str, Any]]:
         """The epochs of a run; empty where they were not brought along with the result."""
@@ -101,14 +107,14 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     return open_study(folder)
 
 
-def open_study(folder: Path) -> Study:
+def open_study(folder: Path, last: bool = False) -> Study:
     """The study that a folder holds."""
     try:
         recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"))
         where = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]))
+    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last)
 
 
 def _text(recipe: str | Path) -> str:

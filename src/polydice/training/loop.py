@@ -293,7 +293,11 @@ class Run:
             "best_epoch": self.best_epoch,
             "validation_dice_global": self.best_score,
             **best,
-            "last": last["test"],
+            "last": {  # what the result would be with these weights
+                "best_epoch": self.epoch,
+                "validation_dice_global": self.history[-1]["dice_global"],
+                **last,
+            },
             "seconds": round(seconds, 1),
             "versions": {"polydice": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "device": _device_name(self.process.device),

@@ -27,7 +27,7 @@ from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
 
-BEST = "best.safetensors"
+BEST, LAST = "best.safetensors", "last.safetensors"
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
 
 
