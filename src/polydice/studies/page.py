@@ -89,11 +89,11 @@ def _address(kind: str, content: bytes) -> str:
 
 
 def _judged(row: Row) -> str:
-    """As the row's sentence has it: what may be chance, with so many losses compared, is unclear."""
+    """As the row's sentence has it: one seed, or what may be chance with so many losses compared, is unclear."""
     found = row.differences.get("dice_global")
     if found is None:
         return "open"
-    if found.low <= 0 <= found.high or (row.p is not None and row.p >= 1 - found.level):
+    if found.seeds == 1 or found.low <= 0 <= found.high or (row.p is not None and row.p >= 1 - found.level):
         return "unclear"
     return "better" if found.low > 0 else "worse"
 

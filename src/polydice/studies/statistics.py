@@ -133,12 +133,14 @@ def verdict(found: Difference, name: str, baseline: str = "Dice", p: float | Non
     interval = f"{100 * found.level:g} % interval {_points(found.low)} to {_points(found.high)}"
     size = _points(abs(found.mean))
     apart = found.low > 0 or found.high < 0
-    if apart:
+    place = "above" if found.mean > 0 else "below"
+    where = f"{size} points {place}" if found.mean else "the same as"
+    if apart and found.seeds > 1:
         word = "better" if found.mean > 0 else "worse"
         text = f"{name} is {word} than {baseline} by {size} points ({interval}, which excludes 0)"
+    elif apart:  # another seed may well turn it round: results/paper has such a case
+        text = f"{name} scores {where} {baseline} ({interval}, which excludes 0)"
     else:
-        place = "above" if found.mean > 0 else "below"
-        where = f"{size} points {place}" if found.mean else "the same as"
         text = f"{name} scores {where} {baseline} ({interval}): these runs cannot tell them apart"
     if p is not None:
         doubt = ", so with so many losses compared this may be chance" if apart and p >= 1 - found.level else ""
