@@ -16,6 +16,7 @@ from statistics import fmean, median
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 from torch import nn
 
 from polydice import TvMFDiceLoss
@@ -48,6 +49,10 @@ def main(folder: Path) -> None:
         for loss, by_seed in scores.items():
             axes.plot([sizes[loss]] * len(by_seed), by_seed, "o", color=colour[loss], label=loss)
             print(f"{loss:30} {sizes[loss]:5.2f} {', '.join(f'{score:.2f}' for score in by_seed)}")
+        first = {loss: by_seed[0] for loss, by_seed in scores.items()}
+        print(
+            "rank correlation", spearmanr(*zip(*((sizes[loss], first[loss]) for loss in first), strict=True)).statistic
+        )
         figure.legend(loc="outside right upper", frameon=False)
         figure.savefig(HERE / "gradient.png", dpi=160)
 
