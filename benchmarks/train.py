@@ -16,7 +16,7 @@ from polydice.training.config import Settings
 from polydice.training.loop import train
 from polydice.training.watch import HISTORY
 
-EPOCHS, QUICK_EPOCHS = (2, 100, 200), (1, 2, 10)  # of the runs in this process, the first of which compiles
+EPOCHS, QUICK_EPOCHS = (2, 50, 150), (1, 2, 10)  # of the runs in this process, the first of which compiles
 BATCH, QUICK_BATCH = 24, 4
 
 
