@@ -48,6 +48,15 @@ def test_training_is_the_mean_and_the_range_of_the_runs(tmp_path: Path) -> None:
     assert (epoch, low, mean, high) == pytest.approx((3, min(reached), np.mean(reached), max(reached)))
 
 
+def test_many_losses_are_drawn_without_their_ranges(tmp_path: Path) -> None:
+    more = "".join(f'"Dice {n}" = "DiceLoss(smooth={n}.0)"\n' for n in range(2, 6))
+    study = study_in(tmp_path, recipe=RECIPE + more)
+    plot = training(study, compare(study)[0], colours(study.recipe))
+    assert len(plot.panels[0].series) == 7
+    assert all(point.low == point.y == point.high for series in plot.panels[0].series for point in series.points)
+    assert plot.caption.startswith("Mean of the runs. ")
+
+
 def test_a_point_is_a_run_at_its_chosen_epoch_without_what_its_fold_does(tmp_path: Path) -> None:
     study = study_in(tmp_path)
     comparison = compare(study)[0]

@@ -31,13 +31,14 @@ def copied(trained: Study, tmp_path: Path) -> Study:
 
 def views(study: Study) -> tuple[list[module.Finished], list[module.View]]:
     runs = module._together(study, compare(study)[0])
-    networks = [module.load(study.run_folder(each.run), "cpu").network for each in runs]
+    networks = [module.load(study.run_folder(each.run) / module._file(study), "cpu").network for each in runs]
     return runs, module._views(module._prepared(study, runs[0]), runs, networks)
 
 
-def test_the_pictures_show_the_predictions_that_were_scored(trained: Study) -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_the_pictures_show_the_predictions_that_were_scored(trained: Study, last: bool) -> None:
     """An image is a case here: its confusion matrix, made again from what is shown, is that of the result."""
-    runs, shown = views(trained)
+    runs, shown = views(open_study(trained.folder, last))
     assert [each.run.loss for each in runs] == ["Dice", "PolyDice-1"]
     assert len(shown) == 4
     for view in shown:

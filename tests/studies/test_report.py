@@ -63,7 +63,8 @@ def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.Capt
     assert main(["report", str(every.folder), "--last"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == every.folder / "report-last" / "report.html"
-    assert "weights of the last epoch" in path.read_text(encoding="utf-8")
+    for name in ("report.html", "tables.md"):
+        assert "Tiny (weights of the last epoch)" in (path.parent / name).read_text(encoding="utf-8")
     (last,), (wanted,) = compare(open_study(every.folder, last=True)), compare(once)
     found = [(row.scores, row.differences, row.values) for row in last.rows]
     assert found == [(row.scores, row.differences, row.values) for row in wanted.rows]
@@ -73,9 +74,13 @@ def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.Capt
 
 def test_results_that_do_not_have_the_last_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_in(tmp_path)
+    path = study.run_folder(study.runs[0]) / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"last": result["test"]}))  # as it was before the cases came along
     assert main(["report", str(study.folder), "--last"]) == 2
     told = capsys.readouterr().err
-    assert "result.json does not have the cases of the last weights: train the run again" in told
+    assert "result.json does not have the cases of the last weights: remove it and train the run again" in told
+    assert main(["report", str(study.folder)]) == 0
     assert told.count("\n") == 1
 
 
@@ -96,10 +101,11 @@ def test_results_without_weights_and_images_are_reported_all_the_same(tmp_path: 
         (lambda run: run.loss == "Dice", "PolyDice-1 cannot be compared with Dice"),
         (lambda run: run.loss != "Dice", "Focal Tversky cannot be compared with Dice"),
         (lambda run: run.fold == 0 and run.seed == 0, "All runs have one seed"),
+        (lambda run: run.seed == 0, ">unclear</"),
         (lambda run: run.value != "epsilon=0.5", "unfinished"),
         (lambda run: run.seed == 0 or run.fold < 2, "PolyDice-1 is better than Dice"),
     ],
-    ids=["nothing", "baseline alone", "no baseline", "one fold", "values left", "stopped"],
+    ids=["nothing", "baseline alone", "no baseline", "one fold", "one seed", "values left", "stopped"],
 )
 def test_a_part_of_a_study_has_a_report(wanted: object, told: str, tmp_path: Path) -> None:
     page = write_report(study_in(tmp_path, wanted, ONE_SET)).read_text(encoding="utf-8")

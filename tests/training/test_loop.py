@@ -384,7 +384,7 @@ def test_weights_that_the_last_step_has_spoilt_are_never_saved(images: Path, tmp
         train(settings)
     cases = json.loads((tmp_path / "run" / "folds.json").read_text())[0]["train"]
     assert str(caught.value) == (
-        f"the weights became infinite or NaN at step 1 (epoch 1), on a batch of {', '.join(cases)}; "
+        f"the gradient or the weights became infinite or NaN at step 1 (epoch 1), on a batch of {', '.join(cases)}; "
         "the last good checkpoint is none: nothing was saved yet"
     )
     assert sorted(os.listdir(tmp_path / "run")) == ["folds.json", "settings.json"]

@@ -105,7 +105,7 @@ def compare(study: Study) -> list[Comparison]:
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
         baseline = runs[dataset, model, recipe.baseline]
-        steps = _gradients(study, baseline)
+        gradients = {loss: _gradients(study, runs[dataset, model, loss]) for loss in recipe.losses}
         others = [loss for loss in recipe.losses if loss != recipe.baseline]
         paired = {loss: _paired(runs[dataset, model, loss], baseline) for loss in others}
         adjusted = dict(zip(others, holm([paired[loss].p for loss in others]), strict=True))
@@ -115,7 +115,7 @@ def compare(study: Study) -> list[Comparison]:
             rows.append(
                 Row(
                     loss, states[dataset, model, loss], own, _scores(own), _last(own), against.differences,
-                    _ratio(_gradients(study, own), steps), adjusted.get(loss),
+                    _ratio(gradients[loss], gradients[recipe.baseline]), adjusted.get(loss),
                     _said(loss, recipe.baseline, against, adjusted.get(loss)),
                     _published(study, dataset, model, loss, own),
                 )
@@ -181,7 +181,7 @@ def _scores(runs: Runs) -> dict[Score, Summary]:
 
 def _last(runs: Runs) -> float | None:
     results = [runs[pair].result for pair in _for_mean(runs)]
-    if not results or not all("last" in each for each in results):
+    if not results or not all("test" in each.get("last", {}) for each in results):
         return None
     return fmean(each["last"]["test"]["dice_global"] for each in results)
 
@@ -190,9 +190,9 @@ def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:
     """The norm of each run's gradient, median over its epochs, where the history has it."""
     found = {}
     for pair, each in runs.items():
-        norms = [row["gradient_norm"] for row in study.history(each.run) if "gradient_norm" in row]
-        if norms:
-            found[pair] = median(norms)
+        rows = study.history(each.run)
+        if rows and all("gradient_norm" in row for row in rows):
+            found[pair] = median(row["gradient_norm"] for row in rows)
     return found
 
 

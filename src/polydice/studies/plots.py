@@ -73,7 +73,7 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
-    """Loss and validation Dice against the epoch: the mean of the runs that count, and their range."""
+    """Loss and validation Dice against the epoch: the mean of the runs that count and, of few losses, their range."""
     epochs = {
         row.loss: [line for each in row.counting.values() for line in study.history(each.run)]
         for row in comparison.rows

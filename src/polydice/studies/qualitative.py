@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +54,9 @@ def qualitative(study: Study, comparison: Comparison) -> Figure:
     runs = _together(study, comparison)
     try:
         prepared = _prepared(study, runs[0])
-        views = _views(prepared, runs, [load(_weights(study, each), "cpu").network for each in runs])
+        views = _views(
+            prepared, runs, [load(study.run_folder(each.run) / _file(study), "cpu").network for each in runs]
+        )
     except (DataError, CacheError) as error:
         raise NotHereError("the images of this data set are not here") from error
     except CheckpointError as error:
@@ -68,15 +69,15 @@ def _together(study: Study, comparison: Comparison) -> list[Finished]:
     same: defaultdict[tuple[int, int], list[Finished]] = defaultdict(list)
     for row in sorted(comparison.rows, key=lambda row: row.loss != comparison.baseline):
         for pair, each in row.counting.items():
-            if _weights(study, each).exists():
+            if (study.run_folder(each.run) / _file(study)).exists():
                 same[pair].append(each)
     if not same:
-        raise NotHereError(f"the weights of these runs ({LAST if study.last else BEST}) are not here")
+        raise NotHereError(f"the weights of these runs ({_file(study)}) are not here")
     return same[max(sorted(same), key=lambda pair: len(same[pair]))]
 
 
-def _weights(study: Study, each: Finished) -> Path:
-    return study.run_folder(each.run) / (LAST if study.last else BEST)
+def _file(study: Study) -> str:
+    return LAST if study.last else BEST
 
 
 def _prepared(study: Study, each: Finished) -> Prepared:

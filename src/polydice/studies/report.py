@@ -36,12 +36,13 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
     every, missing = [*overviews, *own], list(_missing(study, comparisons))
 
+    title = f"{recipe.title} (weights of the last epoch)" if study.last else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
-    write_text(out / "tables.md", tables.document(recipe.title, recipe.about, comparisons, every, missing))
+    write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, missing))
     content = page(
-        title=recipe.title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
-        sections=sections, missing=missing, notes=tables.NOTES, versions=_versions(study),
+        title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
+        sections=sections, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
         commands=f"{COMMANDS} --last" if study.last else COMMANDS,
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
     )  # fmt: skip
@@ -85,8 +86,6 @@ def _facts(study: Study) -> Iterator[str]:
     yield _count(len(study.recipe.folds), "fold")
     yield _count(len(study.recipe.seeds), "seed")
     yield f"baseline: {study.recipe.baseline}"
-    if study.last:
-        yield "weights of the last epoch"
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:

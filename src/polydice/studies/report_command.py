@@ -17,7 +17,7 @@ def report(
 
     report.html is the whole report on one page that needs no network; tables.md, tables.tex and tables.csv are its
     tables, figures/ has its figures as SVG and PNG. A study that still runs can be reported on at any time. The exit
-    status is 2 if the folder holds no study, and else 0.
+    status is 2 if the folder holds no study or a run does not have what --last asks for, and else 0.
 
     Example: polydice report runs/demo
 
@@ -40,7 +40,8 @@ def report(
         return 2
     if json_output:
         rows = [record(each, row) for each in comparisons for row in each.rows]
-        print(json.dumps({"report": str(path), "baseline": study.recipe.baseline, "rows": rows}, indent=1))
+        told = {"report": str(path), "weights": "last" if last else "best", "baseline": study.recipe.baseline}
+        print(json.dumps(told | {"rows": rows}, indent=1))
     else:
         print(path)
     return 0

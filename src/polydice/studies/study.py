@@ -79,8 +79,10 @@ class Study:
             if path.exists():
                 result = json.loads(path.read_text(encoding="utf-8"))
                 if self.last:
-                    if "cases" not in result.get("last", {}):
-                        raise DataError(f"{path} does not have the cases of the last weights: train the run again")
+                    if not {"test", "cases"} <= result.get("last", {}).keys():
+                        raise DataError(
+                            f"{path} does not have the cases of the last weights: remove it and train the run again"
+                        )
                     result |= result.pop("last")
                 yield Finished(run, result)
 

@@ -21,11 +21,16 @@ NOTES = (
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
     "Seed noise is the standard deviation of the mean from seed to seed. Where runs are missing, a mean is over the "
     "seeds with the most folds, and a difference over the most pairs of runs in which all seeds have the same folds.",
-    "The chosen epoch is the one whose weights did best on validation and are tested, median over the runs. The last "
-    "weights are those of the last epoch, tested on the same cases. Gradient is its norm as a multiple of the "
-    "baseline's, median over epochs and runs: at the same rate, a loss with larger gradients takes larger steps.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
+)
+CHOICE = (
+    "The chosen epoch is the one whose weights did best on validation and are tested, median over the runs. The last "
+    "weights are those of the last epoch, tested on the same cases."
+)
+GRADIENT = (
+    "Gradient is its norm as a multiple of the baseline's, median over epochs and runs, each loss at the weights that "
+    "it led to. At the same rate a loss with larger gradients takes larger steps."
 )
 # What LaTeX would act on, or does not know.
 SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
@@ -68,19 +73,27 @@ def results(comparison: Comparison) -> Table:
 
 def courses(comparison: Comparison) -> Table | None:
     """What else one should know of the runs before a difference is put down to the loss."""
-    if all(row.last is None and row.gradient is None for row in comparison.rows):
+    tested = any(row.last is not None for row in comparison.rows)  # or else there was no choice, or it is not told
+    if not tested and all(row.gradient is None for row in comparison.rows):
         return None
     header = ["Loss", "Chosen epoch", "Dice, last weights", "Last − chosen", f"Gradient, × {comparison.baseline}"]
     rows = []
     for row in comparison.rows:
         epochs = [each.result["best_epoch"] for each in row.counting.values()]
-        chosen = median(epochs) if epochs else None
+        chosen = median(epochs) if epochs and tested else None
         apart = None if row.last is None else 100 * (row.last - row.scores["dice_global"].mean)
         cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
         cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(_signed(apart), apart)]
         cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
         rows.append(cells)
     return _filled("How the runs went", header, rows)
+
+
+def notes(comparisons: Iterable[Comparison]) -> list[str]:
+    """What the columns mean."""
+    rows = [row for each in comparisons for row in each.rows]
+    told = {CHOICE: any(row.last is not None for row in rows), GRADIENT: any(row.gradient is not None for row in rows)}
+    return [*NOTES, *(note for note, needed in told.items() if needed)]
 
 
 def _filled(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
@@ -160,14 +173,14 @@ def csv_text(comparisons: Iterable[Comparison]) -> str:
 
 
 def document(
-    title: str, about: str, comparisons: Iterable[Comparison], tables: Iterable[Table], missing: Iterable[str]
+    title: str, about: str, comparisons: Sequence[Comparison], tables: Iterable[Table], missing: Iterable[str]
 ) -> str:
     """Everything as one Markdown file: the sentences, the tables, what was not run."""
     said = [
         f"- {_plain(each.title)}: {_plain(row.verdict)}" for each in comparisons for row in each.rows if row.verdict
     ]
     parts = [f"# {_plain(title)}", _plain(about), "\n".join(said), *(markdown(table).strip() for table in tables)]
-    parts += ["\n".join(f"- {_plain(line)}" for line in missing), *NOTES]
+    parts += ["\n".join(f"- {_plain(line)}" for line in missing), *notes(comparisons)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -219,7 +232,7 @@ def _runs(row: Row) -> Cell:
 
 
 def _signed(points: float | None) -> str:
-    return "" if points is None else f"{points:+.2f}".replace("-", "−")
+    return "" if points is None else f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 
 def _percent(score: float | None) -> float | None:

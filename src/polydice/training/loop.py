@@ -333,7 +333,7 @@ class Run:
         """The losses of an epoch's steps, if they and the weights after them are numbers."""
         losses = self._numbers(found.losses.read(), found.epoch, found.items)
         if not found.norms.read().isfinite().all():  # a step can spoil the weights after a loss that was a number
-            self._stop("the weights became infinite or NaN", found.epoch, found.items)
+            self._stop("the gradient or the weights became infinite or NaN", found.epoch, found.items)
         return losses
 
     def _numbers(self, losses: Tensor, epoch: int, items: list[Tensor]) -> list[float]:
@@ -399,7 +399,7 @@ def _norms(model: nn.Module) -> Tensor:
     parameters = list(model.parameters())
     gradients = [each.grad for each in parameters if each.grad is not None]
     with torch.no_grad():
-        return torch.stack([nn.utils.get_total_norm(gradients), nn.utils.get_total_norm(parameters)])
+        return torch.stack([nn.utils.get_total_norm(each) for each in (gradients, parameters)])
 
 
 def _copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:
