@@ -1,4 +1,4 @@
-"""Draws gradient.png: how large the gradient of a loss is, and how well a network does that was trained with it.
+"""Writes gradient.csv and gradient.png: how large a loss's gradient is, and how well the network does that it trained.
 
 polydice train --data data/cvc-clinicdb --out runs/small --split contiguous --size 96 --width 16 --epochs 40 \
     --batch 24 --validate-every 2 --no-surfaces --loss "DiceLoss(batch=True)"
@@ -8,8 +8,10 @@ Gradients are taken at the last weights of that run, of every loss on the same b
 loss. Scores are those of column-cvc: the last epoch's weights on the validation part, which did not choose them.
 """
 
+import csv
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 
@@ -19,7 +21,6 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import nn
 
-from polydice import TvMFDiceLoss
 from polydice.data.prepare import Preparation, prepare
 from polydice.data.readers import open_dataset
 from polydice.studies.families import colours
@@ -29,16 +30,26 @@ from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
 from polydice.training.loop import Run
 from polydice.training.metrics import confusion, dice_per_class
-from polydice.training.objective import objective
+from polydice.training.objective import adapt_kappa, objective
 from polydice.training.processes import Process
 
 HERE = Path(__file__).parent
-BASELINE = "Dice"
 
 
 def main(folder: Path) -> None:
     study = open_study(HERE / "column-cvc")
-    sizes, scores, colour = multiples(study, folder), last_scores(study), colours(study.recipe)
+    sizes, scores = multiples(study, folder), last_scores(study)
+    with (HERE / "gradient.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["loss", "gradient", "seed_0", "seed_1", "seed_2"])
+        writer.writerows([loss, f"{sizes[loss]:.2f}", *(f"{one:.2f}" for one in each)] for loss, each in scores.items())
+    pairs = [(sizes[loss], by_seed[0]) for loss, by_seed in scores.items()]
+    for name, some in {"rank correlation, seed 0": pairs, "without the last": pairs[:-1]}.items():
+        print(f"{name}: {spearmanr(*zip(*some, strict=True)).statistic:.2f}")
+    draw(sizes, scores, colours(study.recipe))
+
+
+def draw(sizes: Mapping[str, float], scores: Mapping[str, list[float]], colour: Mapping[str, str]) -> None:
     with rc_context(RC):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
@@ -48,11 +59,6 @@ def main(folder: Path) -> None:
         axes.minorticks_off()
         for loss, by_seed in scores.items():
             axes.plot([sizes[loss]] * len(by_seed), by_seed, "o", color=colour[loss], label=loss)
-            print(f"{loss:30} {sizes[loss]:5.2f} {', '.join(f'{score:.2f}' for score in by_seed)}")
-        first = {loss: by_seed[0] for loss, by_seed in scores.items()}
-        print(
-            "rank correlation", spearmanr(*zip(*((sizes[loss], first[loss]) for loss in first), strict=True)).statistic
-        )
         figure.legend(loc="outside right upper", frameon=False)
         figure.savefig(HERE / "gradient.png", dpi=160)
 
@@ -64,7 +70,7 @@ def multiples(study: Study, folder: Path) -> dict[str, float]:
     prepared = prepare(open_dataset(settings.data), Preparation(2, settings.size), settings.cache)
     alone = Process(0, 1, torch.device("cpu"))
     losses = {loss: objective(variants[0].expression, alone) for loss, variants in study.recipe.losses.items()}
-    run = Run(settings, alone, open_dataset(settings.data), prepared, losses[BASELINE])
+    run = Run(settings, alone, open_dataset(settings.data), prepared, losses[study.recipe.baseline])
     run.model.load_state_dict(load_weights(folder / "last.safetensors")[0])
     run.model.train()
     norms: dict[str, list[float]] = {loss: [] for loss in losses}
@@ -72,11 +78,13 @@ def multiples(study: Study, folder: Path) -> dict[str, float]:
         logits = run.model(batch.images)
         reached = dice_per_class(confusion(logits.argmax(1), batch.labels, 2).sum(0))
         for name, loss in losses.items():
-            if isinstance(loss, TvMFDiceLoss):
-                loss.update_kappa(reached)
+            adapt_kappa(loss, reached)
             gradient = torch.autograd.grad(loss(logits, batch.labels), list(run.model.parameters()), retain_graph=True)
             norms[name].append(float(nn.utils.get_total_norm(gradient)))
-    return {name: median(a / b for a, b in zip(own, norms[BASELINE], strict=True)) for name, own in norms.items()}
+    return {
+        name: median(a / b for a, b in zip(own, norms[study.recipe.baseline], strict=True))
+        for name, own in norms.items()
+    }
 
 
 def last_scores(study: Study) -> dict[str, list[float]]:
