@@ -64,3 +64,15 @@ def test_a_legend_of_many_long_names_fits() -> None:
     assert legend.x0 >= 0
     assert legend.x1 <= figure.bbox.x1
     assert axes.height > figure.bbox.height / 2, "and leaves the panels their room"
+
+
+@pytest.mark.parametrize("baseline", ["Dice", "PolyDice-1 detached, ε = −0.5, + cross-entropy"])
+def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
+    names = ("PolyDice-1 detached, ε = 0.5, + cross-entropy", "PolyDice-1 without scale, ε = 0.5, + cross-entropy")
+    panel = dataclasses.replace(INTERVALS.panels[0], y=f"percentage points above {baseline}", ticks=names)
+    figure = drawn(dataclasses.replace(INTERVALS, panels=(panel,) * 2))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        label = axes.xaxis.label.get_window_extent()
+        assert 0 <= label.x0 < label.x1 <= figure.bbox.x1
+        assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"

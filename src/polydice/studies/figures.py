@@ -13,6 +13,7 @@ from polydice.studies.style import GREY, RC
 
 PLAIN: dict[Any, Any] = RC | {"text.parse_math": False}  # a name with two $ in it is not a formula
 WIDTH, HEIGHT, ROW = 4.6, 3.4, 0.42  # inches of a panel, and of a line of an interval plot
+BESIDE, LETTER = 3.0, 0.075  # inches that an interval plot keeps beside its names, and of a letter of a name
 APART = 0.04  # between series over the same name, in the distance of two names
 
 
@@ -20,11 +21,11 @@ def drawn(plot: Plot) -> Figure:
     """The figure: its panels in rows of two, with one legend below."""
     columns = min(2, len(plot.panels))
     rows = math.ceil(len(plot.panels) / columns)
-    width = WIDTH * columns + 0.4
+    width = columns * (max(map(_width, plot.panels)) if plot.kind == "intervals" else WIDTH) + 0.4
     names = (
         [] if plot.kind == "intervals" else dict.fromkeys(each.name for panel in plot.panels for each in panel.series)
     )
-    in_line = max(1, int(width / (0.75 + 0.075 * max(map(len, names), default=1))))  # as inches of a name at 9 points
+    in_line = max(1, int(width / (0.75 + LETTER * max(map(len, names), default=1))))
     legend_lines = math.ceil(len(names) / in_line)
     ticks = max(len(panel.ticks) for panel in plot.panels)
     height = rows * (ROW * ticks + 1.1 if plot.kind == "intervals" else HEIGHT) + 0.5 + 0.2 * legend_lines
@@ -44,6 +45,11 @@ def drawn(plot: Plot) -> Figure:
             even = math.ceil(len(names) / legend_lines)
             figure.legend(handles, labels, loc="outside lower center", ncols=even, fontsize=9, handlelength=3)
     return figure
+
+
+def _width(panel: Panel) -> float:
+    """Inches of an interval panel: its names stand to the left of it, what it measures below."""
+    return LETTER * max(map(len, panel.ticks)) + max(BESIDE, LETTER * len(panel.y))
 
 
 def _lines(axes: Axes, panel: Panel, kind: str) -> None:
