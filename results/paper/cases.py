@@ -1,0 +1,80 @@
+"""Prints the numbers of README.md that no report has. `python results/paper/cases.py`"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polydice.studies.study import open_study
+from polydice.training.metrics import dice_global, dice_per_class
+
+HERE = Path(__file__).parent
+Place = tuple[str, int, int]  # loss, seed, fold
+BRIGHT = "patient021"  # see bright.py
+
+
+def main() -> None:
+    sequences()
+    for last in (False, True):
+        hearts(last)
+
+
+def sequences() -> None:
+    """CVC-ClinicDB: the images of sequences that contiguous folds cut, and the others, under both kinds of folds."""
+    contiguous, grouped = cases("column-cvc"), cases("grouped-cvc")
+    group_of = {case["id"]: case["group"] for each in grouped.values() for case in each}
+    folds: defaultdict[str, set[int]] = defaultdict(set)
+    for (_, _, fold), each in contiguous.items():
+        for case in each:
+            folds[group_of[case["id"]]].add(fold)
+    cut = {name for name, group in group_of.items() if len(folds[group]) > 1}
+    print(f"{sum(len(each) > 1 for each in folds.values())} of {len(folds)} sequences, {len(cut)} images, are cut")
+    for loss in sorted({place[0] for place in grouped}):
+        for name, runs in {"contiguous": contiguous, "grouped": grouped}.items():
+            for seed in sorted({place[1] for place in runs if place[0] == loss}):
+                each = [case for place, found in runs.items() if place[:2] == (loss, seed) for case in found]
+                parts = [[c for c in each if (c["id"] in cut) == wanted] for wanted in (True, False)]
+                print(f"{loss}, {name}, seed {seed}:", *(f"{100 * dice_global(matrices(part)):.2f}" for part in parts))
+
+
+def hearts(last: bool) -> None:
+    """ACDC: by class and by phase, over the runs that all losses have, and without the bright patient."""
+    runs = cases("question-acdc", last)
+    losses = sorted({place[0] for place in runs})
+    common = {place[1:] for place in runs if all((loss, *place[1:]) in runs for loss in losses)}
+    print(f"\nACDC, {'last' if last else 'chosen'} weights, {len(common)} runs of each loss")
+    by_case: dict[str, dict[str, float]] = {}
+    for loss in losses:
+        own = [runs[loss, *pair] for pair in sorted(common)]
+        classes = 100 * np.mean([dice_per_class(matrices(each).sum(0)).tolist() for each in own], axis=0)
+        others = [matrices(case for case in each if case["group"] != BRIGHT) for each in own]
+        without = 100 * fmean(map(dice_global, others))
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for case in (case for each in own for case in each):
+            found[case["id"]].append(100 * fmean(case["dice"][1:]))
+        by_case[loss] = {name: fmean(values) for name, values in found.items()}
+        phases = [fmean(value for name, value in by_case[loss].items() if name.endswith(end)) for end in ("01", "02")]
+        print(f"{loss}: classes {classes.round(2)}, ED and ES {np.round(phases, 2)}, without {BRIGHT} {without:.2f}")
+    for loss in losses:
+        better = sum(value > by_case["dice"][name] for name, value in by_case[loss].items())
+        scores = {each: [dice_global(matrices(runs[each, *pair])) for pair in common] for each in (loss, "dice")}
+        above = [own > dice for own, dice in zip(scores[loss], scores["dice"], strict=True)]
+        print(f"{loss}: above Dice in {better} of {len(by_case[loss])} volumes, {sum(above)} of {len(above)} runs")
+
+
+def cases(study: str, last: bool = False) -> dict[Place, list[Mapping[str, Any]]]:
+    finished = open_study(HERE / study, last).finished()
+    return {(Path(run.place).parts[2], run.seed, run.fold): result["cases"] for run, result in finished}
+
+
+def matrices(some: Iterable[Mapping[str, Any]]) -> Tensor:
+    return torch.tensor([case["confusion"] for case in some])
+
+
+if __name__ == "__main__":
+    main()
