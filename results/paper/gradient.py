@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import nn
 
-from polydice.data.prepare import Preparation, prepare
+from polydice.data.prepare import prepare
 from polydice.data.readers import open_dataset
 from polydice.studies.families import colours
 from polydice.studies.study import Study, open_study
@@ -67,10 +67,11 @@ def multiples(study: Study, folder: Path) -> dict[str, float]:
     """The norm of each loss's gradient over that of the baseline: median over an epoch's batches."""
     saved = json.loads((folder / "settings.json").read_text())
     settings = Settings(**saved | {name: Path(saved[name]) for name in ("data", "cache")} | {"out": folder})
-    prepared = prepare(open_dataset(settings.data), Preparation(2, settings.size), settings.cache)
+    dataset = open_dataset(settings.data)
+    prepared = prepare(dataset, settings.preparation, settings.cache)
     alone = Process(0, 1, torch.device("cpu"))
     losses = {loss: objective(variants[0].expression, alone) for loss, variants in study.recipe.losses.items()}
-    run = Run(settings, alone, open_dataset(settings.data), prepared, losses[study.recipe.baseline])
+    run = Run(settings, alone, dataset, prepared, losses[study.recipe.baseline])
     run.model.load_state_dict(load_weights(folder / "last.safetensors")[0])
     run.model.train()
     norms: dict[str, list[float]] = {loss: [] for loss in losses}

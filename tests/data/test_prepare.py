@@ -214,6 +214,8 @@ def test_a_set_without_cases_is_refused(tmp_path: Path) -> None:
         ({"size": 0}, "size must be at least 1 pixel: 0"),
         ({"spacing": (1.0, 0.0, 1.0)}, "spacing must be three positive numbers"),
         ({"window": (10.0, 10.0)}, "window must be a lower and a higher number"),
+        ({"cut": 0.0}, "cut must lie between 0 and 100 percent: 0.0"),
+        ({"cut": 100.0}, "cut must lie between 0 and 100 percent: 100.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: Any, message: str) -> None:
@@ -239,10 +241,33 @@ def test_the_same_set_is_found_again_and_another_is_not(tmp_path: Path) -> None:
         replace(dataset, name="another"),
     ]
     folders = {prepare(other, settings, cache, workers=1).folder for other in others}
-    folders.add(prepare(dataset, Preparation(size=9), cache, workers=1).folder)
+    more = [Preparation(size=9), Preparation(size=8, cut=0.5)]
+    folders |= {prepare(dataset, other, cache, workers=1).folder for other in more}
     archives(tmp_path, sample(8, 8, seed=2), sample(8, 8, seed=1))  # one file holds something else
     folders.add(prepare(dataset, settings, cache, workers=1).folder)
-    assert len(folders - {folder}) == 8
+    assert len(folders - {folder}) == 9
+
+
+def test_what_the_kept_results_were_trained_on_is_found_under_the_same_name(real_set: RealSet, tmp_path: Path) -> None:
+    """Their preparation has no cut: a later version added it, and must not prepare everything again."""
+    kept = Path(__file__).parents[2] / "results/paper/gradient-small/runs/cvc-clinicdb/unet/dice/fold-0/seed-3"
+    result = json.loads((kept / "result.json").read_text())
+    assert "cut" not in result["preparation"]
+    prepared = prepare(open_dataset(real_set("cvc-clinicdb")), Preparation(size=64), tmp_path)
+    assert prepared.folder.name == result["prepared"]
+
+
+def test_a_real_heart_beside_bright_skin_needs_the_cut_to_be_seen(real_set: RealSet, tmp_path: Path) -> None:
+    dataset = open_dataset(real_set("acdc"))
+    usual, spoilt = (tuple(case for case in dataset.cases if case.group == f"patient0{number}") for number in (16, 21))
+
+    def ventricle(cases: tuple[Case, ...], cut: float | None) -> float:
+        """How bright the left one is."""
+        prepared = prepare(replace(dataset, cases=cases), Preparation(cut=cut), tmp_path)
+        return float(prepared.images[:, 0][prepared.labels == 3].mean())
+
+    assert ventricle(spoilt, None) < 0.1 < 0.5 < ventricle(usual, None)
+    assert ventricle(spoilt, 0.5) > 0.3
 
 
 def test_a_copy_of_the_set_elsewhere_is_the_same_set(tmp_path: Path) -> None:

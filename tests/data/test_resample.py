@@ -97,6 +97,19 @@ def test_mr_fills_the_unit_range_in_every_modality() -> None:
     assert (unit[2] == 0).all()  # a constant has no range
 
 
+def test_a_few_bright_voxels_of_mr_can_be_cut_off() -> None:
+    ramp = np.linspace(10, 109, 100)
+    spoilt = np.append(ramp[:-1], 5000)
+    mostly_empty = np.append(np.zeros(99), 7)
+    image = np.stack([ramp, spoilt, mostly_empty]).reshape(3, 4, 5, 5)
+    unit = to_unit(image, "mr", WINDOW, cut=2).reshape(3, 100)
+    assert unit.dtype == np.float32
+    np.testing.assert_allclose(unit[0], np.minimum(np.arange(100) / np.percentile(np.arange(100), 98), 1), rtol=1e-6)
+    np.testing.assert_array_equal(unit[1], unit[0])
+    np.testing.assert_array_equal(unit[2], mostly_empty / 7)  # all but the background would be gone
+    assert to_unit(image, "mr", WINDOW).reshape(3, 100)[1, 98] < 0.02
+
+
 def test_ct_is_clipped_to_the_window() -> None:
     image = np.array([[[-1000, -125, 75, 275, 3000]]], np.int16)
     np.testing.assert_array_equal(to_unit(image, "ct", WINDOW), np.float32([[[0, 0, 0.5, 1, 1]]]))

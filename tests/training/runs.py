@@ -21,7 +21,7 @@ import torch._dynamo  # which any optimiser imports: better once than in every p
 from polydice.data.augment import Augment2D
 from polydice.data.batches import Batches
 from polydice.data.folds import split
-from polydice.data.prepare import Preparation, Prepared, prepare
+from polydice.data.prepare import Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
@@ -50,8 +50,7 @@ def options(settings: Settings) -> list[str]:
 
 def training_batches(settings: Settings) -> Batches:
     """What a run with these settings trains on, made without it."""
-    preparation = Preparation(settings.dims, settings.size, settings.spacing)
-    prepared = prepare(open_dataset(settings.data), preparation, settings.cache)
+    prepared = prepare(open_dataset(settings.data), settings.preparation, settings.cache)
     cases = split(prepared.cases, settings.split, settings.folds)[settings.fold].train
     items = [item for case in cases for item in prepared.cases[case].items]
     augment = Augment2D(90.0, settings.flip)

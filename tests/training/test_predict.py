@@ -281,6 +281,7 @@ def test_a_picture_is_no_volume(tmp_path: Path) -> None:
     [
         ("kvasir-seg", Preparation(size=96)),
         ("acdc", Preparation(size=64)),
+        ("acdc", Preparation(size=64, cut=0.5)),
         ("Task04_Hippocampus", Preparation(3)),
         ("Task04_Hippocampus", Preparation(3, spacing=(1.5, 0.8, 2.0))),
     ],

@@ -32,6 +32,9 @@ class Preparation:
     size: int = 224  # 2D: pixels along both edges
     spacing: tuple[float, float, float] | None = None  # 3D: millimetres (z, y, x); None takes the median of the set
     window: tuple[float, float] = (-125.0, 275.0)  # CT: the Hounsfield units that become 0 and 1
+    cut: float | None = (
+        None  # MR: percent of a volume's values, the brightest, that become 1; None is the maximum alone
+    )
 
     def __post_init__(self) -> None:
         if self.dims not in (2, 3):
@@ -42,6 +45,8 @@ class Preparation:
             raise ValueError(f"spacing must be three positive numbers (z, y, x) in millimetres: {self.spacing}")
         if len(self.window) != 2 or not self.window[0] < self.window[1]:
             raise ValueError(f"window must be a lower and a higher number of Hounsfield units: {self.window}")
+        if self.cut is not None and not 0 < self.cut < 100:
+            raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
 
 
 class PreparedCase(NamedTuple):
@@ -150,7 +155,10 @@ def _key(dataset: Dataset, contents: dict[Path, str], settings: Preparation) -> 
     ]
     reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
     content = (dataset.name, dataset.classes, dataset.intensity, reader, cases)
-    return short_hash(json.dumps((FORMAT, asdict(settings), content)))
+    described = asdict(settings)
+    if settings.cut is None:
+        del described["cut"]  # so that what was prepared before there was a cut is found
+    return short_hash(json.dumps((FORMAT, described, content)))
 
 
 class _Ready(NamedTuple):
@@ -230,7 +238,7 @@ def ready_image(
 ) -> NDArray[Any]:
     """`[channels, *spatial]` as a file holds it to `[items, channels, *spatial]` as a network takes it."""
     shape = _grid(image.shape[1:], spacing, settings)
-    unit = to_unit(image, intensity, settings.window)
+    unit = to_unit(image, intensity, settings.window, settings.cut)
     on_grid = np.stack([resample_image(channel, shape) for channel in unit])
     return np.ascontiguousarray(on_grid.swapaxes(0, 1)) if settings.dims == 2 and len(shape) == 3 else on_grid[None]
 

@@ -14,8 +14,14 @@ from PIL import Image
 from polydice.data.cases import DataError, Intensity
 
 
-def to_unit(image: NDArray[Any], intensity: Intensity, window: tuple[float, float]) -> NDArray[Any]:
-    """`[channels, *spatial]` as float32 in [0, 1]; colour stays uint8, which is a quarter of the memory."""
+def to_unit(
+    image: NDArray[Any], intensity: Intensity, window: tuple[float, float], cut: float | None = None
+) -> NDArray[Any]:
+    """`[channels, *spatial]` as float32 in [0, 1]; colour stays uint8, which is a quarter of the memory.
+
+    `window` are the Hounsfield units of CT that become 0 and 1; `cut` is the percent of a channel of MR, its brightest
+    values, that becomes 1.
+    """
     if intensity == "colour":
         if image.dtype != np.uint8:
             raise DataError(f"a colour image must be 8 bits a channel, this one is {image.dtype}")
@@ -27,6 +33,10 @@ def to_unit(image: NDArray[Any], intensity: Intensity, window: tuple[float, floa
         axes = tuple(range(1, unit.ndim))
         unit -= unit.min(axes, keepdims=True)
         high = unit.max(axes, keepdims=True)
+        if cut is not None:
+            bound = np.percentile(unit, 100 - cut, axes, keepdims=True).astype(np.float32)
+            high = np.where(bound > 0, bound, high)  # at 0 nearly all of it is empty, and what is cut the image itself
+            np.minimum(unit, high, out=unit)
         unit /= np.where(high > 0, high, 1)
     elif intensity == "ct":
         low, high = np.array(window, np.float32)

@@ -16,7 +16,7 @@ from polydice.data.augment import as_float
 from polydice.data.cache import CacheError
 from polydice.data.cases import DataError
 from polydice.data.overview import COLOURS
-from polydice.data.prepare import Preparation, Prepared, PreparedCase, prepare
+from polydice.data.prepare import Prepared, PreparedCase, prepare
 from polydice.data.readers import open_dataset
 from polydice.studies.comparison import Comparison
 from polydice.studies.study import Finished, Study
@@ -85,8 +85,7 @@ def _prepared(study: Study, each: Finished) -> Prepared:
     if kept.exists():
         return Prepared(kept)
     settings = study.settings(each.run)
-    how = Preparation(settings.dims, settings.size, settings.spacing)
-    return prepare(open_dataset(settings.data, settings.layout), how, settings.cache)
+    return prepare(open_dataset(settings.data, settings.layout), settings.preparation, settings.cache)
 
 
 def _views(prepared: Prepared, runs: Sequence[Finished], networks: Sequence[Network]) -> list[View]:

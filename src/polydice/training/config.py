@@ -4,7 +4,10 @@ import json
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from polydice.data.prepare import Preparation
 
 # Where a run lies and how it is watched: these may differ when it is resumed.
 CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track")
@@ -38,6 +41,9 @@ class Settings:
     """3D: millimetres between voxels (z, y, x). If not given, the median of the set."""
     patch: tuple[int, int, int] | None = None
     """3D: voxels of a patch (z, y, x). If not given, what holds most of the volumes, up to 96 along an edge."""
+
+    cut: float | None = None
+    """MR: percent of a volume, its brightest voxels, that is cut off before it is scaled by minimum and maximum."""
 
     split: Literal["grouped", "contiguous", "random"] = "grouped"
     """How the cases are cut into parts: grouped never splits a patient or video sequence."""
@@ -127,6 +133,13 @@ class Settings:
     @property
     def dims(self) -> Literal[2, 3]:
         return 3 if self.model == "unet3d" else 2
+
+    @property
+    def preparation(self) -> "Preparation":
+        """How the data set is made ready for it."""
+        from polydice.data.prepare import Preparation
+
+        return Preparation(self.dims, self.size, self.spacing, cut=self.cut)
 
     @property
     def model_options(self) -> dict[str, Any]:

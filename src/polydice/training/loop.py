@@ -23,7 +23,7 @@ from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
 from polydice.data.cases import Dataset
 from polydice.data.folds import save_folds, split
-from polydice.data.prepare import Preparation, Prepared, prepare
+from polydice.data.prepare import Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.models import build
 from polydice.training.checkpoint import load, remove, save, save_weights, write_text
@@ -60,7 +60,7 @@ def train(settings: Settings) -> dict[str, Any]:
         if finished is not None:
             return finished if process.first else {}
         dataset = open_dataset(settings.data, settings.layout)
-        prepared = prepare(dataset, Preparation(settings.dims, settings.size, settings.spacing), settings.cache)
+        prepared = prepare(dataset, settings.preparation, settings.cache)
         run = Run(settings, process, dataset, prepared, loss)
         if settings.resume:
             run.resume()
