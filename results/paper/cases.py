@@ -33,13 +33,15 @@ def sequences() -> None:
         for case in each:
             folds[group_of[case["id"]]].add(fold)
     cut = {name for name, group in group_of.items() if len(folds[group]) > 1}
-    print(f"{sum(len(each) > 1 for each in folds.values())} of {len(folds)} sequences, {len(cut)} images, are cut")
+    pieces = {group: len(each) for group, each in sorted(folds.items()) if len(each) > 1}
+    print(f"{len(pieces)} of {len(folds)} sequences, {len(cut)} images, are cut, into this many pieces: {pieces}")
     for loss in sorted({place[0] for place in grouped}):
         for name, runs in {"contiguous": contiguous, "grouped": grouped}.items():
             for seed in sorted({place[1] for place in runs if place[0] == loss}):
                 each = [case for place, found in runs.items() if place[:2] == (loss, seed) for case in found]
                 parts = [[c for c in each if (c["id"] in cut) == wanted] for wanted in (True, False)]
-                print(f"{loss}, {name}, seed {seed}:", *(f"{100 * dice_global(matrices(part)):.2f}" for part in parts))
+                parts += [[c for c in each if group_of[c["id"]] == group] for group in pieces]
+                print(f"{loss}, {name}, seed {seed}:", *(f"{100 * dice_global(matrices(part)):.1f}" for part in parts))
 
 
 def hearts(last: bool) -> None:

@@ -1,9 +1,11 @@
 """Writes start.png: how the losses begin on ACDC, and how far apart they stay. `python results/paper/start.py`
 
-Validation of the runs of question-acdc, mean over the folds and seeds that all losses have.
+From the histories of question-acdc, mean over the folds and seeds that all losses have.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +15,7 @@ from matplotlib.figure import Figure
 
 from polydice.studies.families import colours
 from polydice.studies.study import Study, open_study
-from polydice.studies.style import GREY, RC
+from polydice.studies.style import RC
 
 HERE = Path(__file__).parent
 START, LATER = 20, 14  # the last epoch of the left panel, the first of the right
@@ -21,35 +23,40 @@ START, LATER = 20, 14  # the last epoch of the left panel, the first of the righ
 
 def main() -> None:
     study = open_study(HERE / "question-acdc")
-    background = course(study, lambda epoch: epoch["dice_global_per_class"][0])
-    dice = course(study, lambda epoch: epoch["dice_global"])
-    baseline = dice[study.recipe.baseline]
-    above = {loss: {epoch: each[epoch] - baseline[epoch] for epoch in each} for loss, each in dice.items()}
+    background = course(study, "dice_global_per_class", lambda classes: 100 * classes[0])
+    dice = course(study, "dice_global", lambda dice: 100 * dice)
+    gradient = course(study, "gradient_norm", float)
+    base, own = dice[study.recipe.baseline], gradient[study.recipe.baseline]
     with rc_context(RC):
-        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(12, 4.2), layout="constrained")
+        left, middle, right = figure.subplots(1, 3)
         for loss, colour in colours(study.recipe).items():
+            above = {epoch: value - base[epoch] for epoch, value in dice[loss].items()}
+            times = {epoch: value / own[epoch] for epoch, value in gradient[loss].items()}
             left.plot(*points(background[loss], 0, START), "o-", color=colour, label=loss, markersize=4)
-            right.plot(*points(above[loss], LATER, max(baseline)), "o-", color=colour, markersize=4)
+            middle.plot(*points(times, 0, START), color=colour)
+            right.plot(*points(above, LATER, max(base)), "o-", color=colour, markersize=4)
         left.set(title="Dice of the background on validation, %", xlabel="epoch", xticks=range(0, START + 1, 4))
+        middle.set(title="Norm of the gradient, × Dice's", xlabel="epoch", xticks=range(0, START + 1, 4), yscale="log")
+        middle.set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+        middle.minorticks_off()
         right.set(title="Mean Dice on validation, points above Dice", xlabel="epoch", ylim=(-5, 7))
-        right.axhline(0, color=GREY, linewidth=1, zorder=0)
         figure.legend(loc="outside lower center", ncols=3, fontsize=9)
-        figure.savefig(HERE / "start.png", dpi=160)
+        figure.savefig(HERE / "start.png", dpi=140)
 
 
-def course(study: Study, measure: Callable[[Mapping[str, Any]], float]) -> dict[str, dict[int, float]]:
-    """By loss and epoch, in percent."""
+def course(study: Study, key: str, read: Callable[[Any], float]) -> dict[str, dict[int, float]]:
+    """By loss and epoch; not every epoch is validated."""
     runs = {(run.loss, run.fold, run.seed): study.history(run) for run in study.runs if study.state(run) == "done"}
     pairs = {(fold, seed) for _, fold, seed in runs}
     common = [pair for pair in pairs if all((loss, *pair) in runs for loss in study.recipe.losses)]
     print(f"{len(common)} runs of each loss")
-    found: dict[str, dict[int, float]] = {}
-    for loss in study.recipe.losses:
-        histories = [runs[loss, *pair] for pair in common]
-        validated = [at for at, epoch in enumerate(histories[0]) if "dice_global" in epoch]
-        found[loss] = {at + 1: 100 * fmean(measure(each[at]) for each in histories) for at in validated}
-    return found
+    found: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for loss, pair in product(study.recipe.losses, common):
+        for epoch in runs[loss, *pair]:
+            if key in epoch:
+                found[loss][epoch["epoch"]].append(read(epoch[key]))
+    return {loss: {epoch: fmean(values) for epoch, values in each.items()} for loss, each in found.items()}
 
 
 def points(course: Mapping[int, float], first: int, last: int) -> tuple[list[int], list[float]]:
