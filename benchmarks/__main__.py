@@ -1,5 +1,6 @@
 """The command line of the benchmarks."""
 
+import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -27,24 +28,26 @@ def main(arguments: Sequence[str]) -> int:
     loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
     loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
     given = parser.parse_args(arguments)
-    out = given.out or Path("results", f"{given.command}-speed", given.device)
-    if given.command == "nnunet":
-        from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
-
-        return run_nnunet(given.device, out, given.quick, arguments)
-    if given.command == "data":
-        from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
-
-        return run_data(given.device, out, given.quick, arguments)
-    if given.command == "train":
-        from benchmarks.train import run as run_train  # as above
-
-        return run_train(given.device, given.data, out, given.quick, arguments)
-    if given.check:
+    if given.command == "loss" and given.check:
         if given.device != "cpu" or given.sizes or given.out:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")
         return run_check(given.quick)
-    return run(given.device, out, given.sizes, given.quick, arguments)
+    out = given.out or Path("results", f"{given.command}-speed", given.device)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
+    if given.command == "nnunet":
+        from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
+
+        return run_nnunet(given.device, out, given.quick)
+    if given.command == "data":
+        from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
+
+        return run_data(given.device, out, given.quick)
+    if given.command == "train":
+        from benchmarks.train import run as run_train  # as above
+
+        return run_train(given.device, given.data, out, given.quick)
+    return run(given.device, out, given.sizes, given.quick)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import csv
 import math
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,11 +43,9 @@ class Row(NamedTuple):
         return f"{self.task:28} {self.provider:10} {self.median:10.1f} images/s  {ratio}".rstrip()
 
 
-def run(device: str, out: Path, quick: bool, arguments: Sequence[str]) -> int:
+def run(device: str, out: Path, quick: bool) -> int:
     machine = (cuda if device == "cuda" else cpu).device_name()
     print(f"{machine}, torch {torch.__version__}", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     with TemporaryDirectory() as folder, (out / "data.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Row._fields)

@@ -1,6 +1,5 @@
 """`python -m benchmarks loss`: measure the losses, write what was found, show it."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,12 +17,10 @@ QUICK = Effort(gpu_ms=10, cpu_seconds=0, least_rounds=2)
 CHECK = Effort(cpu_seconds=30, least_rounds=15)
 
 
-def run(device: str, out: Path, sizes: list[Size] | None, quick: bool, arguments: Sequence[str]) -> int:
+def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
     from benchmarks import plots  # matplotlib is not needed for a check
 
     start = perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     providers = _present(device)
     rows = []
     with report.CsvFile(out / "loss.csv") as file:

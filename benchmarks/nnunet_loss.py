@@ -5,9 +5,8 @@ It is called as in a training: float16 logits under autocast, the outputs of all
 
 import csv
 import os
-import shlex
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -86,7 +85,7 @@ class Row(NamedTuple):
         return f"{self.shape:20} {name:24} {self.median_ms:9.3f} ms  {extra}  value {self.value:.4f}"
 
 
-def run(device: str, out: Path, quick: bool, arguments: Sequence[str]) -> int:
+def run(device: str, out: Path, quick: bool) -> int:
     start = perf_counter()
     build = _by_trainer
     try:
@@ -94,8 +93,6 @@ def run(device: str, out: Path, quick: bool, arguments: Sequence[str]) -> int:
     except ImportError:
         print(f"{traceback.format_exc()}\nThe trainer cannot be imported: its loss classes alone are measured.\n")
         build = _by_hand
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     machine = (cuda if device == "cuda" else cpu).device_name(), torch.__version__
     print(*machine, f"built by {build.__name__.strip('_')}", sep=", ", flush=True)
     with (out / "nnunet.csv").open("w", newline="") as file:

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +18,10 @@ EPOCHS, QUICK_EPOCHS = (2, 50, 150), (1, 2, 10)  # of the runs in this process, 
 BATCH, QUICK_BATCH = 24, 4
 
 
-def run(device: str, data: Path, out: Path, quick: bool, arguments: Sequence[str]) -> int:
+def run(device: str, data: Path, out: Path, quick: bool) -> int:
     """What every run does once cancels in the difference of two; validations are part of the epochs and stay."""
     machine = (cuda if device == "cuda" else cpu).device_name()
     print(f"{machine}, torch {torch.__version__}", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     with TemporaryDirectory() as folder:
         settings = Settings(data, Path(folder), cache=Path(folder, "cache"), device=device, batch=BATCH)
         settings = replace(settings, validate_every=2, surfaces=False)

@@ -93,9 +93,9 @@ def _judged(row: Row) -> str:
     found = row.differences.get("dice_global")
     if found is None:
         return "open"
-    if found.seeds == 1 or found.low <= 0 <= found.high or (row.p is not None and row.p >= 1 - found.level):
+    if found.seeds == 1 or not found.apart or (row.p is not None and row.p >= 1 - found.level):
         return "unclear"
-    return "better" if found.low > 0 else "worse"
+    return "better" if found.mean > 0 else "worse"
 
 
 def _rounded(value: Any) -> Any:

@@ -51,6 +51,11 @@ class Difference(NamedTuple):
     folds: int
     caveat: str  # what the interval leaves out; empty where nothing
 
+    @property
+    def apart(self) -> bool:
+        """The interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
 
 class SignedRank(NamedTuple):
     p: float | None
@@ -132,18 +137,17 @@ def verdict(found: Difference, name: str, baseline: str = "Dice", p: float | Non
     """
     interval = f"{100 * found.level:g} % interval {_points(found.low)} to {_points(found.high)}"
     size = _points(abs(found.mean))
-    apart = found.low > 0 or found.high < 0
     place = "above" if found.mean > 0 else "below"
     where = f"{size} points {place}" if found.mean else "the same as"
-    if apart and found.seeds > 1:
+    if found.apart and found.seeds > 1:
         word = "better" if found.mean > 0 else "worse"
         text = f"{name} is {word} than {baseline} by {size} points ({interval}, which excludes 0)"
-    elif apart:  # another seed may well turn it round: results/paper has such a case
+    elif found.apart:  # another seed may well turn it round: results/paper has such a case
         text = f"{name} scores {where} {baseline} ({interval}, which excludes 0)"
     else:
         text = f"{name} scores {where} {baseline} ({interval}): these runs cannot tell them apart"
     if p is not None:
-        doubt = ", so with so many losses compared this may be chance" if apart and p >= 1 - found.level else ""
+        doubt = ", so with so many losses compared this may be chance" if found.apart and p >= 1 - found.level else ""
         text += f"; Wilcoxon's p = {p:.2g} after Holm's correction, approximate{doubt}"
     return f"{text}. {found.caveat}".rstrip()
 
