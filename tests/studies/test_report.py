@@ -135,6 +135,14 @@ def test_what_failed_and_what_was_not_run_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in "".join(lines)
 
 
+def test_what_a_mean_and_a_difference_are_over_is_told_where_runs_are_missing(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: (run.loss, run.fold, run.seed) != ("Focal Tversky", 2, 1), ONE_SET)
+    write_report(study)
+    lines = (study.folder / "report" / "tables.md").read_text(encoding="utf-8").splitlines()
+    over = "its mean is over 3 runs, its difference over 4 pairs"  # one seed has all folds, both have two of them
+    assert f"- cvc-clinicdb, unet, Focal Tversky: 1 of 6 runs not run; {over}" in lines
+
+
 def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_in(tmp_path, lambda run: False)
     assert main(["report", str(study.folder)]) == 0

@@ -97,11 +97,12 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield f"{run.dataset}, {run.model}, {run.loss}{value}, fold {run.fold}, seed {run.seed}: failed: {why}"
     for each in comparisons:
         for row in each.rows:
-            score = row.scores.get("dice_global")
-            mean = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
+            score, found = row.scores.get("dice_global"), row.differences.get("dice_global")
+            over = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
+            over += f", its difference over {_count(found.seeds * found.folds, 'pair')}" if found else ""
             for state, why in WAITING.items():
                 if row.states[state]:
-                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{mean}"
+                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{over}"
 
 
 def _versions(study: Study) -> str:
