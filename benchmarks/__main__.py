@@ -4,6 +4,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.loss import run, run_check
@@ -33,21 +34,23 @@ def main(arguments: Sequence[str]) -> int:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")
         return run_check(given.quick)
     out = given.out or Path("results", f"{given.command}-speed", given.device)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     if given.command == "nnunet":
         from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
 
-        return run_nnunet(given.device, out, given.quick)
-    if given.command == "data":
+        measured = partial(run_nnunet, given.device, out, given.quick)
+    elif given.command == "data":
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 
-        return run_data(given.device, out, given.quick)
-    if given.command == "train":
+        measured = partial(run_data, given.device, out, given.quick)
+    elif given.command == "train":
         from benchmarks.train import run as run_train  # as above
 
-        return run_train(given.device, given.data, out, given.quick)
-    return run(given.device, out, given.sizes, given.quick)
+        measured = partial(run_train, given.device, given.data, out, given.quick)
+    else:
+        measured = partial(run, given.device, out, given.sizes, given.quick)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
+    return measured()
 
 
 if __name__ == "__main__":

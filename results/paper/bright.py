@@ -7,6 +7,7 @@ One network, trained on neither patient; patient 21 as it is, and with its brigh
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,22 @@ from polydice.studies.style import RC
 from polydice.training.predict import Predictor, load, plane_labels
 
 HERE = Path(__file__).parent
-CUT = 99.5  # percentile
+CUT = 0.5  # percent
 
 
 def main(run: Path, data: Path) -> None:
     predictor, dataset = load(run, "cpu"), open_dataset(data)
     cases = {case.id: case for case in dataset.cases}
     with rc_context(RC):
-        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
-        rows = (("patient016_frame01", 100), ("patient021_frame01", 100), ("patient021_frame01", CUT))
-        for axes, (name, percentile) in zip(figure.subplots(1, 3), rows, strict=True):
+        figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+        rows = (("patient016_frame01", None), ("patient021_frame01", None), ("patient021_frame01", CUT))
+        for axes, (name, cut) in zip(figure.subplots(1, 3), rows, strict=True):
             sample = dataset.read(cases[name])
-            image = sample.image.astype(np.float32)
-            image = np.minimum(image, np.percentile(image, percentile))
-            labels = predicted(predictor, image)
+            predictor = replace(predictor, settings=replace(predictor.settings, cut=cut))
+            labels = predicted(predictor, sample.image)
             scores = [f"{100 * score:.0f}" for score in dice(labels, sample.labels, len(dataset.classes))]
-            cut = "" if percentile == 100 else f", cut at {percentile:g} %"
-            axes.set_title(f"{name[:10]}{cut}\nDice {', '.join(scores)} %")
-            show(axes, to_unit(image, "mr", predictor.settings.window)[0], labels, sample.labels)
+            axes.set_title(f"{name[:10]}{f', {cut:g} % cut' if cut else ''}\nDice {', '.join(scores)} %")
+            show(axes, to_unit(sample.image, "mr", predictor.settings.window, cut)[0], labels, sample.labels)
         figure.savefig(HERE / "bright.png", dpi=120)
 
 

@@ -69,10 +69,13 @@ def test_a_legend_of_many_long_names_fits() -> None:
 @pytest.mark.parametrize("baseline", ["Dice", "PolyDice-1 detached, ε = −0.5, + cross-entropy"])
 def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
     names = ("PolyDice-1 detached, ε = 0.5, + cross-entropy", "PolyDice-1 without scale, ε = 0.5, + cross-entropy")
-    panel = dataclasses.replace(INTERVALS.panels[0], y=f"percentage points above {baseline}", ticks=names)
+    measure, title = f"percentage points above {baseline}", "Task04_Hippocampus of the Decathlon, unet3d with 48 levels"
+    panel = dataclasses.replace(INTERVALS.panels[0], title=title, y=measure, ticks=names)
     figure = drawn(dataclasses.replace(INTERVALS, panels=(panel,) * 2))
     figure.draw_without_rendering()
     for axes in figure.axes:
-        label = axes.xaxis.label.get_window_extent()
-        assert 0 <= label.x0 < label.x1 <= figure.bbox.x1
+        right = figure.bbox.x1 if axes is figure.axes[-1] else figure.axes[-1].get_tightbbox().x0
+        for text in (axes.xaxis.label, axes._left_title, *axes.get_yticklabels()):
+            extent = text.get_window_extent()
+            assert 0 <= extent.x0 < extent.x1 <= right
         assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"

@@ -1,6 +1,5 @@
 """Small networks, one of them a known function of a pixel, in files as the training loop writes them."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def saved(
     options = {"channels": module.channels, "classes": classes, "options": SMALL}
     about = {
         "model": {"name": name, **options},
-        "preparation": asdict(Preparation(**settings)),
+        "preparation": Preparation(**settings).described(),
         "classes": ["background", "first", "second", "third"][:classes],
         "intensity": intensity,
         "patch": patch,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polydice.data.prepare import Preparation
 from polydice.models.transunet import TransUNet
 from polydice.models.unet import UNet
 from polydice.models.unet3d import UNet3D
@@ -32,6 +33,8 @@ def test_the_defaults_are_the_papers() -> None:
         ({"rate": 0.0}, "rate must be positive: 0.0"),
         ({"rate": float("nan")}, "rate must be positive: nan"),
         ({"clip": 0.0}, "clip must be positive: 0.0"),
+        ({"cut": 0.0}, "cut must lie between 0 and 100 percent: 0.0"),
+        ({"cut": 100.0}, "cut must lie between 0 and 100 percent: 100.0"),
         ({"momentum": -0.1}, "momentum must not be negative: -0.1"),
         ({"decay": -1.0}, "decay must not be negative: -1.0"),
         ({"seed": -1}, "seed must not be negative: -1"),
@@ -58,6 +61,12 @@ def test_the_options_of_a_model_are_its_own() -> None:
     assert replace(SETTINGS, model="transunet", size=64).model_options == {"size": 64}
     assert TransUNet.__init__.__kwdefaults__ == {"size": 224}
     assert SETTINGS.model_options == {}
+
+
+def test_the_data_set_is_prepared_as_the_settings_say() -> None:
+    assert replace(SETTINGS, size=64, cut=0.5).preparation == Preparation(size=64, cut=0.5)
+    volumes = replace(SETTINGS, model="unet3d", spacing=(1.0, 2.0, 2.0)).preparation
+    assert volumes == Preparation(dims=3, spacing=(1.0, 2.0, 2.0))
 
 
 def test_only_unet3d_is_trained_on_volumes() -> None:

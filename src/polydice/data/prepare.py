@@ -32,9 +32,7 @@ class Preparation:
     size: int = 224  # 2D: pixels along both edges
     spacing: tuple[float, float, float] | None = None  # 3D: millimetres (z, y, x); None takes the median of the set
     window: tuple[float, float] = (-125.0, 275.0)  # CT: the Hounsfield units that become 0 and 1
-    cut: float | None = (
-        None  # MR: percent of a volume's values, the brightest, that become 1; None is the maximum alone
-    )
+    cut: float | None = None  # MR: percent of a channel's values above its minimum, the brightest, that become 1
 
     def __post_init__(self) -> None:
         if self.dims not in (2, 3):
@@ -47,6 +45,12 @@ class Preparation:
             raise ValueError(f"window must be a lower and a higher number of Hounsfield units: {self.window}")
         if self.cut is not None and not 0 < self.cut < 100:
             raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
+
+    def described(self) -> dict[str, Any]:
+        """As it is kept in files, without a cut where nothing is cut: as in files of before there was one."""
+        found = asdict(self)
+        cut = found.pop("cut")
+        return found if cut is None else found | {"cut": float(cut)}
 
 
 class PreparedCase(NamedTuple):
@@ -131,6 +135,8 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     """
     if not dataset.cases:
         raise DataError(f"{dataset.name} in {dataset.folder} has no cases to prepare")
+    if settings.cut is not None and dataset.intensity != "mr":
+        raise DataError(f"cut is for MR, and the images of {dataset.name} in {dataset.folder} are {dataset.intensity}")
     cache = Path(cache).absolute()
     files = [file for case in dataset.cases for file in case.files]
     memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
@@ -155,10 +161,7 @@ def _key(dataset: Dataset, contents: dict[Path, str], settings: Preparation) -> 
     ]
     reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
     content = (dataset.name, dataset.classes, dataset.intensity, reader, cases)
-    described = asdict(settings)
-    if settings.cut is None:
-        del described["cut"]  # so that what was prepared before there was a cut is found
-    return short_hash(json.dumps((FORMAT, described, content)))
+    return short_hash(json.dumps((FORMAT, settings.described(), content)))
 
 
 class _Ready(NamedTuple):
@@ -182,7 +185,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
         for case, ready in zip(dataset.cases, every, strict=True):
             items, channels, *shape = ready.images.shape
             if not index["cases"]:
-                index |= {"settings": asdict(settings), "channels": channels, "dtype": ready.images.dtype.name}
+                index |= {"settings": settings.described(), "channels": channels, "dtype": ready.images.dtype.name}
                 if settings.dims == 3:  # [channels, voxels]: the other channels grow beside the first
                     images += [files.enter_context(TemporaryFile(dir=folder)) for _ in range(1, channels)]
             elif channels != index["channels"]:

@@ -19,8 +19,8 @@ def to_unit(
 ) -> NDArray[Any]:
     """`[channels, *spatial]` as float32 in [0, 1]; colour stays uint8, which is a quarter of the memory.
 
-    `window` are the Hounsfield units of CT that become 0 and 1; `cut` is the percent of a channel of MR, its brightest
-    values, that becomes 1.
+    `window` are the Hounsfield units of CT that become 0 and 1; `cut` is the percent of an MR channel's values above
+    its minimum, the brightest, that become 1.
     """
     if intensity == "colour":
         if image.dtype != np.uint8:
@@ -32,12 +32,10 @@ def to_unit(
     if intensity == "mr":  # each modality has a scale of its own
         axes = tuple(range(1, unit.ndim))
         unit -= unit.min(axes, keepdims=True)
-        high = unit.max(axes, keepdims=True)
-        if cut is not None:
-            bound = np.percentile(unit, 100 - cut, axes, keepdims=True).astype(np.float32)
-            high = np.where(bound > 0, bound, high)  # at 0 nearly all of it is empty, and what is cut the image itself
-            np.minimum(unit, high, out=unit)
-        unit /= np.where(high > 0, high, 1)
+        for channel in unit:
+            if channel.any():
+                channel /= channel.max() if cut is None else np.percentile(channel[channel > 0], 100 - cut)
+        np.minimum(unit, 1, out=unit)
     elif intensity == "ct":
         low, high = np.array(window, np.float32)
         unit = (unit.clip(low, high) - low) / (high - low)

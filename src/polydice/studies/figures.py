@@ -48,8 +48,9 @@ def drawn(plot: Plot) -> Figure:
 
 
 def _width(panel: Panel) -> float:
-    """Inches of an interval panel: its names stand to the left of it, what it measures below."""
-    return LETTER * max(map(len, panel.ticks)) + max(BESIDE, LETTER * len(panel.y))
+    """Inches of an interval panel: its names stand to the left of it, its title above and what it measures below."""
+    beside = max(BESIDE, LETTER * len(panel.y), 1.1 * LETTER * len(panel.title))
+    return max(WIDTH, LETTER * max(map(len, panel.ticks)) + beside)
 
 
 def _lines(axes: Axes, panel: Panel, kind: str) -> None:

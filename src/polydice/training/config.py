@@ -43,7 +43,7 @@ class Settings:
     """3D: voxels of a patch (z, y, x). If not given, what holds most of the volumes, up to 96 along an edge."""
 
     cut: float | None = None
-    """MR: percent of a volume, its brightest voxels, that is cut off before it is scaled by minimum and maximum."""
+    """MR: percent of a volume's voxels, its brightest, that all become 1 when it is scaled to 0 ... 1."""
 
     split: Literal["grouped", "contiguous", "random"] = "grouped"
     """How the cases are cut into parts: grouped never splits a patient or video sequence."""
@@ -122,6 +122,8 @@ class Settings:
         for name in ("rate", "clip"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive: {getattr(self, name)}")
+        if self.cut is not None and not 0 < self.cut < 100:
+            raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
         if self.model not in OWN_OPTIONS:

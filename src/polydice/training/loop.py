@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -131,7 +131,7 @@ class Run:
                 "classes": classes,
                 "options": settings.model_options,
             },
-            "preparation": asdict(prepared.settings),
+            "preparation": prepared.settings.described(),
             "prepared": prepared.folder.name,  # which stands for the content of the files
             "classes": prepared.classes,
             "intensity": dataset.intensity,

@@ -215,5 +215,4 @@ def _overlay(scan: _Scan, predictor: Predictor) -> Any:
     best = int(np.count_nonzero(planes, axis=(1, 2)).argmax())
     image = scan.image.reshape(len(scan.image), *planes.shape)[:, best]
     title = f"slice {best + 1} of {len(planes)}" if scan.labels.ndim == 3 else ""
-    unit = to_unit(image, predictor.intensity, predictor.settings.window, predictor.settings.cut)
-    return drawn(unit, planes[best], predictor.classes, title)
+    return drawn(to_unit(image, predictor.intensity, predictor.settings.window), planes[best], predictor.classes, title)
