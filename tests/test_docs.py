@@ -1,0 +1,26 @@
+"""The code of these pages runs as it stands there, each block by itself. Pages that name a user's files are not among
+them; docs/integrations.md is, where its hosts are installed: tests/hosts/test_docs.py."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": 3, "docs/theory.md": 5, "docs/adding-a-loss.md": 1, "docs/curves.md": 1}
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, number) for page, count in PAGES.items() for number in range(count)]
+)
+def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(blocks(page)[number], {"__name__": "block"})
+
+
+def test_no_block_is_left_out() -> None:
+    assert {page: len(blocks(page)) for page in PAGES} == PAGES
