@@ -1,6 +1,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +84,21 @@ def test_the_figure_has_a_column_for_each_loss_and_outlines_the_errors(trained: 
             kinds = [(view.truth == 0) & (prediction > 0), (view.truth > 0) & (prediction == 0)]
             kinds.append((view.truth > 0) & (prediction > 0) & (view.truth != prediction))
             assert len(axes.collections) == sum(kind.any() for kind in kinds)
+
+
+def test_long_names_stand_apart_and_every_column_has_the_shape_of_the_image() -> None:
+    losses = ["PolyDice-1 detached, ε = 0.5", "PolyDice-1 detached, ε = 0.5, + cross-entropy"]
+    truth = np.eye(30, 20, dtype=np.uint8)
+    view = module.View("case", np.zeros((30, 20, 3), np.uint8), truth, [truth, truth], [1.0, 1.0])
+    figure = module._drawn([view], losses, ("background", "lesion"))
+    figure.draw_without_rendering()
+    assert [axes.get_title().replace("\n", " ") for axes in figure.axes[2:]] == losses
+    titles = [axes.title.get_window_extent() for axes in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(titles))
+    assert max(title.y1 for title in titles) <= figure.bbox.y1
+    for axes in figure.axes:
+        extent = axes.get_window_extent()
+        assert extent.height / extent.width == pytest.approx(1.5)
 
 
 def test_without_the_data_set_the_prepared_one_will_do(copied: Study) -> None:

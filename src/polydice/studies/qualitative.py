@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from polydice.training.predict import BEST, LAST, load
 PLACES = {"worst": 0.0, "lower third": 1 / 3, "upper third": 2 / 3, "best": 1.0}
 CLASSES = [colour for colour in COLOURS if colour != "#F0E442"]  # yellow is for what is missing
 ERRORS = {"false positive": "#FF5A36", "false negative": "#FFD400", "wrong class": "#FF5CE1"}
-EDGE, LABELS, TITLES, LEGEND, GAP = 1.6, 0.45, 0.3, 0.3, 0.04  # inches; the gap in edges
+EDGE, LABELS, TITLES, LINE, LEGEND, GAP = 1.6, 0.45, 0.3, 0.16, 0.3, 0.04  # inches; the gap in edges
 
 
 class NotHereError(Exception):
@@ -140,19 +141,21 @@ def _visible(image: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str]) -> Figure:
-    columns = ["input", "truth", *losses]
+    wrapper = TextWrapper(width=20, max_lines=3, placeholder=" …", break_on_hyphens=False)
+    columns = [wrapper.fill(name) for name in ("input", "truth", *losses)]
+    titles = TITLES + LINE * max(name.count("\n") for name in columns)
     handles = _handles(classes)
     legend_rows = -(-len(handles) // len(columns))
-    width, height = EDGE * len(columns) + LABELS, EDGE * len(views) + TITLES + LEGEND * legend_rows
+    width, height = EDGE * len(columns) + LABELS, EDGE * len(views) + titles + LEGEND * legend_rows
     figure = Figure(figsize=(width, height))
-    edges = {"left": LABELS / width, "right": 1 - GAP / width, "top": 1 - TITLES / height}
+    edges = {"left": LABELS / width, "right": 1 - GAP / width, "top": 1 - titles / height}
     edges |= {"bottom": LEGEND * legend_rows / height, "wspace": GAP, "hspace": GAP}
     grid = figure.subplots(len(views), len(columns), squeeze=False, gridspec_kw=edges)
     for axes, title in zip(grid[0], columns, strict=True):
-        axes.set_title(_short(title), fontsize=9, loc="center", pad=5)
+        axes.set_title(title, fontsize=9, loc="center", pad=5)
     for row, view in zip(grid, views, strict=True):
         for axes in row:
-            axes.imshow(view.image, interpolation="none", aspect="auto")
+            axes.imshow(view.image, interpolation="none")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(view.about, fontsize=7)
