@@ -5,7 +5,7 @@ From the histories of question-acdc, mean over the folds and seeds that all loss
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,14 +18,16 @@ from polydice.studies.study import Study, open_study
 from polydice.studies.style import RC
 
 HERE = Path(__file__).parent
+History = list[dict[str, Any]]  # the epochs of a run
 START, LATER = 20, 14  # the last epoch of the left panel, the first of the right
 
 
 def main() -> None:
     study = open_study(HERE / "question-acdc")
-    background = course(study, "dice_global_per_class", lambda classes: 100 * classes[0])
-    dice = course(study, "dice_global", lambda dice: 100 * dice)
-    gradient = course(study, "gradient_norm", float)
+    histories = complete(study)
+    background = course(histories, "dice_global_per_class", lambda classes: 100 * classes[0])
+    dice = course(histories, "dice_global", lambda dice: 100 * dice)
+    gradient = course(histories, "gradient_norm", float)
     base, own = dice[study.recipe.baseline], gradient[study.recipe.baseline]
     with rc_context(RC):
         figure = Figure(figsize=(12, 4.2), layout="constrained")
@@ -45,15 +47,22 @@ def main() -> None:
         figure.savefig(HERE / "start.png", dpi=140)
 
 
-def course(study: Study, key: str, read: Callable[[Any], float]) -> dict[str, dict[int, float]]:
-    """By loss and epoch; not every epoch is validated."""
+def complete(study: Study) -> dict[str, list[History]]:
+    """By loss, those of the folds and seeds that all losses have."""
     runs = {(run.loss, run.fold, run.seed): study.history(run) for run in study.runs if study.state(run) == "done"}
     pairs = {(fold, seed) for _, fold, seed in runs}
     common = [pair for pair in pairs if all((loss, *pair) in runs for loss in study.recipe.losses)]
     print(f"{len(common)} runs of each loss")
+    return {loss: [runs[loss, *pair] for pair in common] for loss in study.recipe.losses}
+
+
+def course(
+    histories: Mapping[str, list[History]], key: str, read: Callable[[Any], float]
+) -> dict[str, dict[int, float]]:
+    """By loss and epoch; not every epoch is validated."""
     found: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for loss, pair in product(study.recipe.losses, common):
-        for epoch in runs[loss, *pair]:
+    for loss, own in histories.items():
+        for epoch in chain.from_iterable(own):
             if key in epoch:
                 found[loss][epoch["epoch"]].append(read(epoch[key]))
     return {loss: {epoch: fmean(values) for epoch, values in each.items()} for loss, each in found.items()}

@@ -24,6 +24,7 @@ from polydice.studies.study import Finished, Study
 from polydice.training.checkpoint import CheckpointError
 from polydice.training.inference import Network
 from polydice.training.metrics import dice_per_class
+from polydice.training.overlay import visible
 from polydice.training.predict import BEST, LAST, load
 
 # Cases by how well the first loss does on them: hand-picked ones would prove anything.
@@ -117,7 +118,7 @@ def _view(
     title = f"{_short(case.id)}, slice {best + 1}" if len(planes) > 1 else _short(case.id)
     return View(
         f"{title}\n{_short(rank)}",
-        _visible(image.reshape(len(image), -1, *planes.shape[1:])[:, plane]),
+        visible(image.reshape(len(image), -1, *planes.shape[1:])[:, plane]),
         planes[best],
         [found.reshape(-1, *planes.shape[1:])[plane] for found in maps],
         dice,
@@ -129,15 +130,6 @@ def _case_dice(each: Finished) -> dict[str, float]:
     cases = each.result["cases"]
     scores = dice_per_class(torch.tensor([case["confusion"] for case in cases]))[:, 1:].nanmean(1)
     return {case["id"]: score for case, score in zip(cases, scores.tolist(), strict=True) if score == score}
-
-
-def _visible(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """`[channels, y, x]` to `[y, x, 3]`: colours, or the first channel, its brightest half percent cut off."""
-    if image.dtype == np.uint8 and len(image) == 3:
-        return np.moveaxis(image, 0, -1)
-    grey = image[0].astype(np.float32)
-    bright = max(float(np.percentile(grey, 99.5)), 1e-6)
-    return np.repeat((grey / bright * 255).clip(0, 255).astype(np.uint8)[..., None], 3, axis=-1)
 
 
 def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str]) -> Figure:

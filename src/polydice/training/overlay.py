@@ -19,7 +19,7 @@ def overlay(image: NDArray[Any], labels: NDArray[np.uint8], classes: Sequence[st
     Three bytes are a colour. Of anything else the first channel is shown, its brightest half percent cut off.
     """
     factor = -(-SMALLEST // max(labels.shape))
-    picture, labels = _enlarged(_visible(image), factor), _enlarged(labels, factor)
+    picture, labels = _enlarged(visible(image), factor), _enlarged(labels, factor)
     width = max(2, round(max(labels.shape) / 300))
     outlines = {label: _outline(labels == label, width) for label in range(1, len(classes))}
     picture[ndimage.binary_dilation(np.any([*outlines.values()], axis=0))] = 0  # to be seen on bright ground, too
@@ -37,8 +37,8 @@ def _outline(inside: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
     return np.asarray(inside & ~ndimage.binary_erosion(inside, iterations=width))
 
 
-def _visible(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """`[y, x, 3]`."""
+def visible(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """`[channels, y, x]` to `[y, x, 3]`: colours, or the first channel, its brightest half percent cut off."""
     if image.dtype == np.uint8 and len(image) == 3:
         return np.moveaxis(image, 0, -1)
     grey = image[0].astype(np.float32)
