@@ -79,3 +79,13 @@ def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
             extent = text.get_window_extent()
             assert 0 <= extent.x0 < extent.x1 <= right
         assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"
+
+
+def test_a_loss_that_failed_does_not_hide_the_others() -> None:
+    far = Series("that", "#D55E00", (Point(1, -27.45, -53, -1.7),))
+    panel = dataclasses.replace(INTERVALS.panels[0], series=(BARS[0], far), cut=(-5, 4.25))
+    (axes,) = drawn(dataclasses.replace(INTERVALS, panels=(panel,))).axes
+    assert axes.get_xlim() == (-5, 4.25)
+    assert [text.get_text() for text in axes.texts] == ["−27.45"]
+    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "<"] == [[[-5, 1]]]
+    assert not [line for line in axes.lines if line.get_marker() == ">"]

@@ -7,8 +7,10 @@ import pytest
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
 from polydice.studies.plots import Panel, Plot, effects, epochs, intervals, sizes, training
-from polydice.studies.study import Study
+from polydice.studies.study import Study, open_study
 from tests.studies.made_up import RECIPE, study_in
+
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
 
 def drawn(panel: Panel) -> dict[str, list[tuple[float, ...]]]:
@@ -35,6 +37,22 @@ def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
         for place, row in enumerate(each.rows[1:]):
             apart = row.differences["dice_global"]
             assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, apart.low, apart.high)))]
+
+
+def test_what_reaches_much_farther_than_most_is_cut_off() -> None:
+    """Cross-entropy, 27 points below Dice, where all others are within two of it."""
+    study = open_study(RESULTS / "hippocampus")
+    plot = intervals(compare(study), colours(study.recipe))
+    ((low, high), points) = plot.panels[0].cut, drawn(plot.panels[0])
+    assert {name for name, ((_, _, *ends),) in points.items() if min(ends) < low or max(ends) > high} == {
+        "Cross-entropy"
+    }
+    assert high - low < 10
+    assert "arrow" in plot.caption
+    study = open_study(RESULTS / "question-acdc")
+    plot = intervals(compare(study), colours(study.recipe))
+    assert plot.panels[0].cut is None
+    assert "arrow" not in plot.caption
 
 
 def test_training_is_the_mean_and_the_range_of_the_runs(tmp_path: Path) -> None:

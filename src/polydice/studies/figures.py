@@ -81,10 +81,24 @@ def _intervals(axes: Axes, panel: Panel) -> None:
     for series in panel.series:
         place, value = series.points[0].x, series.points[0].y
         axes.errorbar(value, place, xerr=_reach(series), fmt="o", color=series.colour, markersize=6, capsize=4)
+        if panel.cut:
+            _arrows(axes, series, panel.cut)
     axes.set_yticks(range(len(panel.ticks)), panel.ticks)
     axes.set_ylim(len(panel.ticks) - 0.5, -0.5)
     axes.set(title=panel.title, xlabel=panel.y)
     axes.grid(axis="x", color="#E6E6E6", linewidth=0.8)
+
+
+def _arrows(axes: Axes, series: Series, cut: tuple[float, float]) -> None:
+    """Where the interval of the series goes on beyond the edges, and its value, if that is beyond, too."""
+    (place, value, low, high), (first, last) = series.points[0], cut
+    axes.set_xlim(first, last)
+    for edge, sign, mark, side in ((first, -1, "<", "left"), (last, 1, ">", "right")):
+        if sign * (low if sign < 0 else high) > sign * edge:
+            axes.plot(edge, place, mark, color=series.colour, markersize=8, clip_on=False)
+        if sign * value > sign * edge:
+            number = f"{value:+.2f}".replace("-", "−")
+            axes.annotate(number, (edge, place), (-10 * sign, 7), textcoords="offset points", ha=side, fontsize=9)
 
 
 def _reach(series: Series) -> list[list[float]]:

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from polydice.studies.study import Finished, Study
 from polydice.training.metrics import STRATA
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
+FAR = 4  # times as far from 0 as the median interval: a loss that failed would make points of all other intervals
 
 
 class Point(NamedTuple):
@@ -43,6 +45,7 @@ class Panel:
     y: str
     series: tuple[Series, ...]
     ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
+    cut: tuple[float, float] | None = None  # intervals that go beyond these bounds are cut off there
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,20 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
             series.append(Series(row.loss, colour[row.loss], (point,)))
         if series:
             axis = f"percentage points above {each.baseline}"
-            panels.append(Panel(each.title, "", axis, tuple(series), tuple(row.loss for row in rows)))
+            names = tuple(row.loss for row in rows)
+            panels.append(Panel(each.title, "", axis, tuple(series), names, _cut([one.points[0] for one in series])))
     caption = "An interval that holds 0 means that these runs cannot tell the loss from the baseline."
+    if any(panel.cut for panel in panels):
+        caption += " One with an arrow goes on, beyond the edge."
     return Plot("intervals", "Difference to the baseline", caption, "intervals", tuple(panels)) if panels else None
+
+
+def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
+    """Where intervals end that reach much farther than most; None if none does."""
+    most = FAR * median(max(-point.low, point.high) for point in points)
+    low, high = min(0, *(point.low for point in points)), max(0, *(point.high for point in points))
+    room = 0.05 * most  # between the longest of the others and the edge
+    return (max(low - room, -most), min(high + room, most)) if max(-low, high) > most else None
 
 
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:

@@ -160,8 +160,8 @@ function drawIntervals({panel, box, svg, tip}) {
   const width = box.clientWidth, longest = Math.max(...panel.ticks.map(name => name.length));
   const left = Math.min(longest * 6.8 + 17, width * 0.45), right = width - MARGIN.right;
   const bottom = ROW * panel.ticks.length + MARGIN.top, height = bottom + MARGIN.bottom;
-  const [low, high] = range([0, ...panel.series.flatMap(each => each.points[0].slice(2))], 0.04);
-  const x = value => left + (right - left) * (value - low) / (high - low);
+  const [low, high] = panel.cut || range([0, ...panel.series.flatMap(each => each.points[0].slice(2))], 0.04);
+  const x = value => left + (right - left) * (Math.min(Math.max(value, low), high) - low) / (high - low);
   const y = place => MARGIN.top + ROW * (place + 0.5);
   const room = Math.floor((left - 10) / 6.8 / 2);  // a long name is cut in its middle: it may differ at its end
   const short = name => name.length > 2 * room ? `${name.slice(0, room - 1)}…${name.slice(-room)}` : name;
@@ -174,7 +174,9 @@ function drawIntervals({panel, box, svg, tip}) {
     const [place, value, from, to] = each.points[0];
     parts.push(element("text", {x: left - 8, y: y(place) + 4, "text-anchor": "end"}, short(each.name)),
       coloured("path", each.colour, {class: "line", d: `M${x(from)} ${y(place)}H${x(to)}`}),
-      coloured("circle", each.colour, {class: "dot", cx: x(value), cy: y(place), r: 5}));
+      ...drawValue(each.colour, value, value < low ? -1 : value > high ? 1 : 0, x(value), y(place)),
+      ...(from < low ? [arrow(each.colour, x(low), y(place), 1)] : []),
+      ...(to > high ? [arrow(each.colour, x(high), y(place), -1)] : []));
   }
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren(...parts);
@@ -183,6 +185,15 @@ function drawIntervals({panel, box, svg, tip}) {
     return each ? {at: x(each.points[0][1]), text: `${each.name}: ${described(each.points[0])}`} : null;
   });
 }
+
+/** A dot, or the number of one that lies beyond an edge. */
+const drawValue = (colour, value, beyond, x, y) => [beyond
+  ? element("text", {x: x - 12 * beyond, y: y - 5, "text-anchor": beyond < 0 ? "start" : "end"}, shown(value))
+  : coloured("circle", colour, {class: "dot", cx: x, cy: y, r: 5})];
+
+/** The end of an interval that goes on beyond an edge. */
+const arrow = (colour, x, y, inward) =>
+  coloured("path", colour, {class: "dot", d: `M${x} ${y}l${8 * inward} -5v10z`});
 
 /** Shows beside the pointer what `find` gives for its place. */
 function watch(svg, box, tip, here, find) {
