@@ -1,3 +1,4 @@
+import html
 import json
 import shutil
 from dataclasses import replace
@@ -70,6 +71,22 @@ def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.Capt
     assert found == [(row.scores, row.differences, row.values) for row in wanted.rows]
     chosen = [(row.scores, row.differences, row.values) for row in compare(every)[0].rows]
     assert found != chosen, "validation chose other weights"
+
+
+def test_any_loss_can_be_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path, recipe=ONE_SET)
+    assert main(["report", str(study.folder), "--baseline", "PolyDice-1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert Path(told["report"]) == study.folder / "report-to-polydice-1" / "report.html"
+    assert told["baseline"] == "PolyDice-1"
+    (forth,), (back,) = compare(study), compare(open_study(study.folder, baseline="PolyDice-1"))
+    found = {each.baseline: {row.loss: row.differences for row in each.rows} for each in (forth, back)}
+    one, other = found["Dice"]["PolyDice-1"]["dice_global"], found["PolyDice-1"]["Dice"]["dice_global"]
+    assert (one.mean, one.low, one.high) == pytest.approx((-other.mean, -other.high, -other.low))
+    assert 'polydice report DIR --baseline "PolyDice-1"' in html.unescape(Path(told["report"]).read_text())
+    assert main(["report", str(study.folder), "--baseline", "PolyDice"]) == 2
+    wrong = "no loss of the study is called 'PolyDice'; its losses: Dice | Focal Tversky | PolyDice-1\n"
+    assert capsys.readouterr().err.endswith(wrong)
 
 
 def test_results_that_do_not_have_the_last_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

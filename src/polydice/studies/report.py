@@ -24,13 +24,12 @@ from polydice.studies.style import save
 from polydice.training.checkpoint import write_text
 
 WAITING: dict[State, str] = {"waiting": "not run", "no data": "not run, since the data set is not here"}
-COMMANDS = "polydice study recipe.toml --data DATA --out DIR\npolydice report DIR"
 
 
 def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) -> Path:
     """Writes the report of what is finished; returns the path of its page. `comparisons` are the study's, if known."""
     comparisons = compare(study) if comparisons is None else comparisons
-    out, recipe = study.folder / ("report-last" if study.last else "report"), study.recipe
+    out, recipe = study.report, study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
     overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
@@ -43,7 +42,7 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     content = page(
         title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
         sections=sections, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
-        commands=f"{COMMANDS} --last" if study.last else COMMANDS,
+        commands=_commands(study),
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
     )  # fmt: skip
     write_text(out / "report.html", content)
@@ -76,6 +75,12 @@ def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
             return save(qualitative(study, comparison), folder / f"cases-{comparison.slug}")[1]
     except NotHereError as reason:
         return str(reason)
+
+
+def _commands(study: Study) -> str:
+    options = " --last" if study.last else ""
+    options += "" if study.against is None else f' --baseline "{study.against}"'
+    return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{options}"
 
 
 def _facts(study: Study) -> Iterator[str]:

@@ -11,19 +11,24 @@ import tyro
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     last: bool = False,
+    baseline: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Writes the report of a study from the runs that are finished, into DIR/report.
 
     report.html is the whole report on one page that needs no network; tables.md, tables.tex and tables.csv are its
     tables, figures/ has its figures as SVG and PNG. A study that still runs can be reported on at any time. The exit
-    status is 2 if the folder holds no study or a run does not have what --last asks for, and else 0.
+    status is 2 if the folder holds no study, no such loss, or no last weights, and else 0.
 
     Example: polydice report runs/demo
+
+    Example: polydice report runs/demo --baseline Cross-entropy
 
     Args:
         folder: the folder of the study.
         last: report on the last epoch's weights, not on those that validation chose, into DIR/report-last.
+        baseline: compare with this loss, by its name in the recipe, into DIR/report-to- and its name. If not given, the
+            recipe's baseline.
         json_output: print the table as JSON instead of the path of the page.
     """
     from polydice.studies.comparison import compare
@@ -32,7 +37,7 @@ def report(
     from polydice.studies.tables import record
 
     try:
-        study = open_study(folder, last)
+        study = open_study(folder, last, baseline)
         comparisons = compare(study)
         path = write_report(study, comparisons)
     except (OSError, ValueError) as problem:

@@ -3,19 +3,20 @@
 DIR/recipe.toml            what is trained
 DIR/study.json             where the data sets are
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
-DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights
+DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
+                           DIR/report-to-LOSS/ if it compares with another loss than the recipe
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
-from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, parse, read
+from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, parse, read, slug
 from polydice.training.checkpoint import write_text
 from polydice.training.config import Settings
 
@@ -36,10 +37,17 @@ class Study:
     data: Path  # below it lie the data sets
     cache: Path
     last: bool = False  # what counts of a run is the last epoch's weights, not those that validation chose
+    against: str | None = None  # the baseline, where it is not the one of recipe.toml
 
     @cached_property
     def runs(self) -> tuple[Planned, ...]:
         return tuple(self.recipe.runs())
+
+    @property
+    def report(self) -> Path:
+        """The folder of its report."""
+        to = "" if self.against is None else f"-to-{slug(self.against)}"
+        return self.folder / f"report{'-last' if self.last else ''}{to}"
 
     def run_folder(self, run: Planned) -> Path:
         return self.folder / "runs" / run.place
@@ -109,14 +117,17 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     return open_study(folder)
 
 
-def open_study(folder: Path, last: bool = False) -> Study:
-    """The study that a folder holds."""
+def open_study(folder: Path, last: bool = False, baseline: str | None = None) -> Study:
+    """The study that a folder holds, with the recipe's baseline or another of its losses."""
     try:
         recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"))
         where = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last)
+    if baseline is not None and baseline not in recipe.losses:
+        raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
+    recipe = replace(recipe, baseline=baseline or recipe.baseline)
+    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, baseline)
 
 
 def _text(recipe: str | Path) -> str:
