@@ -1,9 +1,11 @@
 """Prints the numbers of README.md that no report has. `python results/paper/cases.py`"""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ def main() -> None:
     sequences()
     for last in (False, True):
         hearts(last)
+    for study in ("question-acdc", "gradient-acdc", "hippocampus", "gradient-hippocampus"):
+        starts(study)
+    parts()
+    again()
 
 
 def sequences() -> None:
@@ -67,6 +73,40 @@ def hearts(last: bool) -> None:
         scores = {each: [dice_global(matrices(runs[each, *pair])) for pair in common] for each in (loss, "dice")}
         above = [own > dice for own, dice in zip(scores[loss], scores["dice"], strict=True)]
         print(f"{loss}: above Dice in {better} of {len(by_case[loss])} volumes, {sum(above)} of {len(above)} runs")
+
+
+def starts(name: str) -> None:
+    """The background at the first validation, and when the mean Dice of all classes first was 80 %."""
+    study = open_study(HERE / name)
+    found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run, _ in study.finished():
+        validations = [epoch for epoch in study.history(run) if "dice_global" in epoch]
+        reached = (epoch["epoch"] for epoch in validations if epoch["dice_global"] >= 0.8)
+        found[run.loss].append((100 * validations[0]["dice_global_per_class"][0], next(reached, inf)))
+    print(f"\n{name}: background at the first validation (mean, least, most), epoch with 80 % (median)")
+    for loss, runs in found.items():
+        background, epochs = zip(*runs, strict=True)
+        print(f"{loss}: {fmean(background):.1f}, {min(background):.1f}, {max(background):.1f}; {median(epochs)}")
+
+
+def parts() -> None:
+    """Hippocampus: what the networks call the voxels of each class."""
+    found: defaultdict[tuple[str, int], Tensor] = defaultdict(lambda: torch.zeros(3, 3))
+    for (loss, seed, _), each in cases("hippocampus").items():
+        found[loss, seed] += matrices(each).sum(0)
+    print("\nHippocampus: percent of the anterior, then of the posterior part called nothing, anterior, posterior")
+    for (loss, seed), matrix in found.items():
+        print(f"{loss}, seed {seed}:", *(np.round((100 * row / row.sum()).tolist(), 1) for row in matrix[1:]))
+
+
+def again() -> None:
+    """ACDC: runs of gradient-acdc that were trained a second time, with the same seed on another machine."""
+    runs = HERE / "gradient-acdc" / "runs"
+    print("\ngradient-acdc, fold 0, seed 3: Dice, and again")
+    for path in sorted((HERE / "gradient-acdc" / "again").rglob("result.json")):
+        same = runs / path.relative_to(HERE / "gradient-acdc" / "again")
+        both = [100 * json.loads(file.read_text())["test"]["dice_global"] for file in (same, path)]
+        print(f"{path.parts[-4]}: {both[0]:.2f} {both[1]:.2f}")
 
 
 def cases(study: str, last: bool = False) -> dict[Place, list[Mapping[str, Any]]]:
