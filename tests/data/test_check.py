@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,28 @@ def test_numbers_that_do_not_fit_the_kind_of_set(tmp_path: Path) -> None:
     (finding,) = check(open_dataset(tmp_path / "unit")).findings
     assert finding.where == "case0002_slice000.npz"
     assert "0 to 275" in finding.what
+
+
+def bright(case: Case) -> Sample:
+    """A ramp from 0 to 199 and, in the case n, one voxel that is n times 200."""
+    image = np.arange(200, dtype=np.int16).reshape(1, 2, 10, 10)
+    image[0, 0, 0, 0] = 200 * int(case.id)
+    return Sample(image, np.tile(np.arange(2, dtype=np.uint8), (2, 10, 5)), None)
+
+
+def test_a_volume_that_scaling_makes_dark_is_named() -> None:
+    findings = check(made_up(bright, 9), workers=2).findings
+    assert [finding.where for finding in findings] == ["6.png", "7.png", "8.png"]
+    assert findings[-1].what == "is dark but for a few voxels (up to 8 times its 99th percentile; see --cut)"
+    assert check(replace(made_up(bright, 9), intensity="ct"), workers=2).findings == [], "CT has a window"
+
+
+@pytest.mark.parametrize(("name", "dark"), [("acdc", {"patient021"}), ("Task04_Hippocampus", set())])
+def test_one_real_patient_is_dark(name: str, dark: set[str], real_set: RealSet) -> None:
+    dataset = open_dataset(real_set(name))
+    found = [Path(each.where).name for each in check(dataset).findings if each.what.startswith("is dark")]
+    assert {name.partition("_")[0] for name in found} == dark
+    assert len(found) == 2 * len(dark), "both of its volumes"
 
 
 def test_a_slice_with_a_foreign_label_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from polydice.data.files import ARCHIVES, UnreadableFile, below, ending, read_ar
 from polydice.data.parallel import cores
 
 ALIKE = 20  # so many rows of the same kind and more become one
+DARK = (
+    6  # times the 99th percentile: of the 340 MR volumes of ACDC and Hippocampus here, all but one patient's have < 5
+)
 
 
 class Facts(NamedTuple):
@@ -134,6 +137,8 @@ def _look(dataset: Dataset, case: Case) -> Look:
         findings.append(Finding("warning", mask_name, "is empty: background only"))
     if remark:
         findings.append(Finding("warning", mask_name, remark))
+    if dataset.intensity == "mr":
+        findings += [Finding("warning", image_name, what) for what in _dark(image)]
     digest = hashlib.blake2b(repr((image.shape, image.dtype)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(image).data)
     known = tuple(pixels[label] for label in range(classes))
@@ -158,6 +163,15 @@ def _wrong_numbers(dataset: Dataset, image: NDArray[Any]) -> Iterator[str]:
         yield f"holds {image.dtype} numbers, but the set is one of pictures with 8 bits"
     elif dataset.intensity == "unit" and (image.min() < 0 or image.max() > 1):
         yield f"holds numbers from {image.min():g} to {image.max():g}, but the set's are scaled to 0 ... 1"
+
+
+def _dark(image: NDArray[Any]) -> Iterator[str]:
+    """What is scaled by its minimum and maximum is nearly black if a few values are far above the rest."""
+    for channel in image:
+        above = channel.astype(np.float32) - np.float32(channel.min())
+        above = above[above > 0]
+        if above.size and above.max() > DARK * (usual := np.percentile(above, 99)):
+            yield f"is dark but for a few voxels (up to {above.max() / usual:.0f} times its 99th percentile; see --cut)"
 
 
 def _labels(values: list[int]) -> str:
