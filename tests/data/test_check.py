@@ -178,7 +178,10 @@ def bright(case: Case) -> Sample:
 def test_a_volume_that_scaling_makes_dark_is_named() -> None:
     findings = check(made_up(bright, 9), workers=2).findings
     assert [finding.where for finding in findings] == ["6.png", "7.png", "8.png"]
-    assert findings[-1].what == "is dark but for a few voxels (up to 8 times its 99th percentile; see --cut)"
+    assert (
+        findings[-1].what
+        == "is dark but for a few voxels (up to 8 times its 99th percentile; polydice train has --cut)"
+    )
     assert check(replace(made_up(bright, 9), intensity="ct"), workers=2).findings == [], "CT has a window"
 
 
