@@ -171,7 +171,8 @@ def _dark(image: NDArray[Any]) -> Iterator[str]:
         above = channel.astype(np.float32) - np.float32(channel.min())
         above = above[above > 0]
         if above.size and above.max() > DARK * (usual := np.percentile(above, 99)):
-            yield f"is dark but for a few voxels (up to {above.max() / usual:.0f} times its 99th percentile; polydice train has --cut)"
+            times = f"{above.max() / usual:.0f} times its 99th percentile"
+            yield f"is dark but for a few voxels (up to {times}; polydice train has --cut)"
 
 
 def _labels(values: list[int]) -> str:
