@@ -75,7 +75,9 @@ def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
     figure.draw_without_rendering()
     for axes in figure.axes:
         right = figure.bbox.x1 if axes is figure.axes[-1] else figure.axes[-1].get_tightbbox().x0
-        for text in (axes.xaxis.label, axes._left_title, *axes.get_yticklabels()):
+        low, high = axes.get_xlim()
+        ticks = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+        for text in (axes.xaxis.label, axes._left_title, *axes.get_yticklabels(), *ticks):
             extent = text.get_window_extent()
             assert 0 <= extent.x0 < extent.x1 <= right
         assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"

@@ -85,6 +85,8 @@ def _intervals(axes: Axes, panel: Panel) -> None:
             _arrows(axes, series, panel.cut)
     axes.set_yticks(range(len(panel.ticks)), panel.ticks)
     axes.set_ylim(len(panel.ticks) - 0.5, -0.5)
+    # Left alone they would be as many as fit, and the layout, in fitting them, would make room for one more and cut it.
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set(title=panel.title, xlabel=panel.y)
     axes.grid(axis="x", color="#E6E6E6", linewidth=0.8)
 
