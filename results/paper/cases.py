@@ -91,7 +91,7 @@ def starts(name: str) -> None:
 
 def parts() -> None:
     """Hippocampus: what the networks call the voxels of each class."""
-    found: defaultdict[tuple[str, int], Tensor] = defaultdict(lambda: torch.zeros(3, 3))
+    found: defaultdict[tuple[str, int], Tensor] = defaultdict(lambda: torch.zeros(3, 3, dtype=torch.int64))
     for (loss, seed, _), each in cases("hippocampus").items():
         found[loss, seed] += matrices(each).sum(0)
     print("\nHippocampus: percent of the anterior, then of the posterior part called nothing, anterior, posterior")
@@ -101,10 +101,10 @@ def parts() -> None:
 
 def again() -> None:
     """ACDC: runs of gradient-acdc that were trained a second time, with the same seed on another machine."""
-    runs = HERE / "gradient-acdc" / "runs"
+    first, second = (HERE / "gradient-acdc" / name for name in ("runs", "again"))
     print("\ngradient-acdc, fold 0, seed 3: Dice, and again")
-    for path in sorted((HERE / "gradient-acdc" / "again").rglob("result.json")):
-        same = runs / path.relative_to(HERE / "gradient-acdc" / "again")
+    for path in sorted(second.rglob("result.json")):
+        same = first / path.relative_to(second)
         both = [100 * json.loads(file.read_text())["test"]["dice_global"] for file in (same, path)]
         print(f"{path.parts[-4]}: {both[0]:.2f} {both[1]:.2f}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from polydice.cli import main
+from polydice.studies.recipe import packaged, read
 from polydice.studies.study import Study
 from tests.studies.test_engine import reference  # noqa: F401
 from tests.studies.tiny import RECIPE
@@ -16,7 +17,9 @@ from tests.studies.tiny import RECIPE
 
 def test_the_packaged_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "--list"]) == 0
-    assert "paper-unet" in capsys.readouterr().out
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == list(packaged())
+    assert len({line.index(read(name).title) for name, line in zip(packaged(), listed, strict=True)}) == 1, "aligned"
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-recipe"]])

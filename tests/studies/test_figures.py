@@ -83,11 +83,20 @@ def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
         assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"
 
 
-def test_a_loss_that_failed_does_not_hide_the_others() -> None:
-    far = Series("that", "#D55E00", (Point(1, -27.45, -53, -1.7),))
-    panel = dataclasses.replace(INTERVALS.panels[0], series=(BARS[0], far), cut=(-5, 4.25))
+@pytest.mark.parametrize(
+    ("far", "numbers", "left", "right"),
+    [
+        (Point(1, -27.45, -53, -1.7), ["−27.45"], [[[-5, 1]]], []),
+        (Point(1, 27.45, 1.7, 53), ["+27.45"], [], [[[4.25, 1]]]),
+        (Point(1, 0.5, -52, 53), [], [[[-5, 1]]], [[[4.25, 1]]]),
+        (Point(1, 0.5, -5, 4.25), [], [], []),
+    ],
+)
+def test_what_goes_beyond_an_edge_has_an_arrow(far: Point, numbers: list[str], left: object, right: object) -> None:
+    series = (BARS[0], Series("that", "#D55E00", (far,)))
+    panel = dataclasses.replace(INTERVALS.panels[0], series=series, cut=(-5, 4.25))
     (axes,) = drawn(dataclasses.replace(INTERVALS, panels=(panel,))).axes
     assert axes.get_xlim() == (-5, 4.25)
-    assert [text.get_text() for text in axes.texts] == ["−27.45"]
-    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "<"] == [[[-5, 1]]]
-    assert not [line for line in axes.lines if line.get_marker() == ">"]
+    assert [text.get_text() for text in axes.texts] == numbers
+    for mark, places in (("<", left), (">", right)):
+        assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == mark] == places

@@ -147,6 +147,26 @@ def test_plots_are_drawn_hide_what_is_clicked_and_tell_what_is_pointed_at(page: 
     assert set(answer["pictures"]) == {"none"}, "the picture is for where no script runs"
 
 
+EDGES = """(() => {
+    const svg = [...document.querySelectorAll(".plot")].find(plot => /^Difference/.test(plot.textContent.trim()))
+        .querySelector(".panel svg");
+    const box = svg.getBoundingClientRect(), inside = each => {
+        const {left, right} = each.getBoundingClientRect();
+        return left >= box.left && right <= box.right;
+    };
+    return {dots: svg.querySelectorAll("circle").length, arrows: svg.querySelectorAll("path.dot").length,
+        numbers: [...svg.querySelectorAll("text")].map(each => each.textContent).filter(text => /[.]..$/.test(text)),
+        inside: [...svg.querySelectorAll("path, circle, text")].every(inside), problems};
+})()"""
+
+
+@needs_chromium
+def test_what_goes_beyond_an_edge_has_an_arrow_and_its_number(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "results/paper/hippocampus/report/report.html").read_text(encoding="utf-8")
+    answer = ask(page.replace("<head>", f"<head>{LISTEN}"), EDGES, tmp_path)
+    assert answer == {"dots": 5, "arrows": 1, "numbers": ["−27.45"], "inside": True, "problems": []}
+
+
 @needs_chromium
 def test_no_name_of_a_data_set_or_loss_is_run(spiteful: str, tmp_path: Path) -> None:
     listen = LISTEN.replace("var problems", "var alerts = []; alert = what => alerts.push(what); var problems")

@@ -6,7 +6,7 @@ import pytest
 
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
-from polydice.studies.plots import Panel, Plot, effects, epochs, intervals, sizes, training
+from polydice.studies.plots import Panel, Plot, Point, _cut, effects, epochs, intervals, sizes, training
 from polydice.studies.study import Study, open_study
 from tests.studies.made_up import RECIPE, study_in
 
@@ -37,6 +37,22 @@ def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
         for place, row in enumerate(each.rows[1:]):
             apart = row.differences["dice_global"]
             assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, apart.low, apart.high)))]
+
+
+@pytest.mark.parametrize(
+    ("bars", "cut"),
+    [
+        ([(-1, 1), (0, 2), (-50, -3)], (-1.6, 2.6)),  # 4 times the median is 8
+        ([(-1, 1), (0, 2), (40, 50)], (-1.6, 2.6)),
+        ([(0.5, 1), (1, 2), (40, 50)], (-0.4, 2.4)),  # 0 is always shown
+        ([(-1, 1), (0, 2), (-8, 3)], None),
+        ([(-1, 1), (-50, -3)], None),  # which of two is the odd one?
+        ([(0, 0), (0, 0), (47, 49)], None),  # most are the baseline itself
+        ([(-3, 50)], None),
+    ],
+)
+def test_the_edges_are_those_of_most_intervals(bars: list[tuple[float, float]], cut: object) -> None:
+    assert _cut([Point(0, (low + high) / 2, low, high) for low, high in bars]) == (cut and pytest.approx(cut))
 
 
 def test_what_reaches_much_farther_than_most_is_cut_off() -> None:
@@ -125,6 +141,9 @@ def test_an_effect_is_the_mean_of_each_value_and_its_error_leaves_the_folds_out(
     assert set(drawn(panel)) == {"PolyDice-1", "PolyDice-1, validation", "Dice"}
     dice = [point[1] for point in drawn(panel)["Dice"]]
     assert dice == pytest.approx([100 * compare(study)[0].rows[0].scores["dice_global"].mean] * 2)
+    other = open_study(study.folder, baseline="PolyDice-1")
+    (plot,) = effects(other, compare(other), colours(other.recipe))
+    assert [series.name for series in plot.panels[0].series] == ["PolyDice-1", "PolyDice-1, validation"], "no level"
 
 
 def test_an_effect_is_seen_too_where_every_value_is_a_loss_of_its_own(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.Capt
     assert path == every.folder / "report-last" / "report.html"
     for name in ("report.html", "tables.md"):
         assert "Tiny (weights of the last epoch)" in (path.parent / name).read_text(encoding="utf-8")
+    assert "polydice report DIR --last</pre>" in path.read_text(encoding="utf-8")
     (last,), (wanted,) = compare(open_study(every.folder, last=True)), compare(once)
     found = [(row.scores, row.differences, row.values) for row in last.rows]
     assert found == [(row.scores, row.differences, row.values) for row in wanted.rows]
@@ -83,7 +84,17 @@ def test_any_loss_can_be_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     found = {each.baseline: {row.loss: row.differences for row in each.rows} for each in (forth, back)}
     one, other = found["Dice"]["PolyDice-1"]["dice_global"], found["PolyDice-1"]["Dice"]["dice_global"]
     assert (one.mean, one.low, one.high) == pytest.approx((-other.mean, -other.high, -other.low))
-    assert 'polydice report DIR --baseline "PolyDice-1"' in html.unescape(Path(told["report"]).read_text())
+    page = html.unescape(Path(told["report"]).read_text())
+    assert "polydice report DIR --baseline=PolyDice-1</pre>" in page
+    assert "(compared with PolyDice-1)</h1>" in page
+    assert main(["report", str(study.folder), "--baseline", "Focal Tversky"]) == 0
+    page = html.unescape(Path(capsys.readouterr().out.strip()).read_text())
+    assert "polydice report DIR --baseline='Focal Tversky'</pre>" in page
+    both = open_study(study.folder, last=True, baseline="Focal Tversky")
+    assert both.report_folder == study.folder / "report-last-to-focal-tversky"
+    assert main(["report", str(study.folder), "--baseline", "Dice"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == study.folder / "report" / "report.html", "the recipe's own"
+    assert not (study.folder / "report-to-dice").exists()
     assert main(["report", str(study.folder), "--baseline", "PolyDice"]) == 2
     wrong = "no loss of the study is called 'PolyDice'; its losses: Dice | Focal Tversky | PolyDice-1\n"
     assert capsys.readouterr().err.endswith(wrong)

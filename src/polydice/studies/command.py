@@ -66,10 +66,11 @@ def study(
 def _list() -> None:
     from polydice.studies.recipe import packaged, read
 
+    width = max(map(len, packaged()))
     for name in packaged():
         recipe = read(name)
         runs = sum(1 for _ in recipe.runs())
-        print(f"{name:<18}{recipe.title} ({runs} runs)")
+        print(f"{name:<{width}}  {recipe.title} ({runs} runs)")
 
 
 def _run(

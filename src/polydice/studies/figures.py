@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polydice.studies.plots import Panel, Plot, Series
 from polydice.studies.style import GREY, RC
+from polydice.studies.tables import signed
 
 PLAIN: dict[Any, Any] = RC | {"text.parse_math": False}  # a name with two $ in it is not a formula
 WIDTH, HEIGHT, ROW = 4.6, 3.4, 0.42  # inches of a panel, and of a line of an interval plot
@@ -78,6 +79,8 @@ def _lines(axes: Axes, panel: Panel, kind: str) -> None:
 
 def _intervals(axes: Axes, panel: Panel) -> None:
     axes.axvline(0, color=GREY, linewidth=1)
+    if panel.cut:
+        axes.set_xlim(panel.cut)
     for series in panel.series:
         place, value = series.points[0].x, series.points[0].y
         axes.errorbar(value, place, xerr=_reach(series), fmt="o", color=series.colour, markersize=6, capsize=4)
@@ -94,13 +97,12 @@ def _intervals(axes: Axes, panel: Panel) -> None:
 def _arrows(axes: Axes, series: Series, cut: tuple[float, float]) -> None:
     """Where the interval of the series goes on beyond the edges, and its value, if that is beyond, too."""
     (place, value, low, high), (first, last) = series.points[0], cut
-    axes.set_xlim(first, last)
-    for edge, sign, mark, side in ((first, -1, "<", "left"), (last, 1, ">", "right")):
-        if sign * (low if sign < 0 else high) > sign * edge:
+    for end, edge, sign, mark, side in ((low, first, -1, "<", "left"), (high, last, 1, ">", "right")):
+        if sign * end > sign * edge:
             axes.plot(edge, place, mark, color=series.colour, markersize=8, clip_on=False)
         if sign * value > sign * edge:
-            number = f"{value:+.2f}".replace("-", "−")
-            axes.annotate(number, (edge, place), (-10 * sign, 7), textcoords="offset points", ha=side, fontsize=9)
+            away = (-10 * sign, 7)
+            axes.annotate(signed(value), (edge, place), away, textcoords="offset points", ha=side, fontsize=9)
 
 
 def _reach(series: Series) -> list[list[float]]:

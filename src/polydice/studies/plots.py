@@ -20,7 +20,7 @@ from polydice.studies.study import Finished, Study
 from polydice.training.metrics import STRATA
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
-FAR = 4  # times as far from 0 as the median interval: a loss that failed would make points of all other intervals
+FAR = 4  # times as far from 0 as the median interval: a loss that failed, or won, makes points of all other intervals
 
 
 class Point(NamedTuple):
@@ -79,11 +79,15 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 
 def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
-    """Where intervals end that reach much farther than most; None if none does."""
+    """The room of the others, and some, where intervals reach much farther than most; None where none does, and of two
+    it cannot be said which is the odd one."""
     most = FAR * median(max(-point.low, point.high) for point in points)
-    low, high = min(0, *(point.low for point in points)), max(0, *(point.high for point in points))
-    room = 0.05 * most  # between the longest of the others and the edge
-    return (max(low - room, -most), min(high + room, most)) if max(-low, high) > most else None
+    near = [point for point in points if max(-point.low, point.high) <= most]
+    if most == 0 or len(near) == len(points):
+        return None
+    low, high = min(0, *(point.low for point in near)), max(0, *(point.high for point in near))
+    room = 0.2 * (high - low)  # for the arrow and its number
+    return low - room, high + room
 
 
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
@@ -203,7 +207,8 @@ def _effect(
         points = tuple(_bar(at[variant], validation[variant][0], 0) for variant in line)
         series.append(Series(f"{name}, validation", tint, points, dashed=True))
     baseline = next(row.counting for row in comparison.rows if row.loss == comparison.baseline)
-    if set(pairs) <= set(baseline):
+    own = comparison.baseline in {variant.loss for variant in variants}  # then it is one of the lines
+    if set(pairs) <= set(baseline) and not own:
         level = _mean([_test_dice(baseline[pair]) for pair in pairs])
         points = tuple(_bar(place, level, 0) for place in places.values())
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))

@@ -174,7 +174,7 @@ function drawIntervals({panel, box, svg, tip}) {
     const [place, value, from, to] = each.points[0];
     parts.push(element("text", {x: left - 8, y: y(place) + 4, "text-anchor": "end"}, short(each.name)),
       coloured("path", each.colour, {class: "line", d: `M${x(from)} ${y(place)}H${x(to)}`}),
-      ...drawValue(each.colour, value, value < low ? -1 : value > high ? 1 : 0, x(value), y(place)),
+      drawValue(each.colour, value, Math.sign(value - Math.min(Math.max(value, low), high)), x(value), y(place)),
       ...(from < low ? [arrow(each.colour, x(low), y(place), 1)] : []),
       ...(to > high ? [arrow(each.colour, x(high), y(place), -1)] : []));
   }
@@ -187,9 +187,10 @@ function drawIntervals({panel, box, svg, tip}) {
 }
 
 /** A dot, or the number of one that lies beyond an edge. */
-const drawValue = (colour, value, beyond, x, y) => [beyond
-  ? element("text", {x: x - 12 * beyond, y: y - 5, "text-anchor": beyond < 0 ? "start" : "end"}, shown(value))
-  : coloured("circle", colour, {class: "dot", cx: x, cy: y, r: 5})];
+const drawValue = (colour, value, beyond, x, y) => beyond
+  ? element("text", {x: x - 12 * beyond, y: y - 5, "text-anchor": beyond < 0 ? "start" : "end"},
+    `${beyond < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`)
+  : coloured("circle", colour, {class: "dot", cx: x, cy: y, r: 5});
 
 /** The end of an interval that goes on beyond an edge. */
 const arrow = (colour, x, y, inward) =>

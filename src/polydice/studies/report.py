@@ -4,6 +4,7 @@ Nothing in it depends on when, where or in how many parts the runs were made: a 
 has the same report as one that was not, to the last byte.
 """
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,13 +30,15 @@ WAITING: dict[State, str] = {"waiting": "not run", "no data": "not run, since th
 def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) -> Path:
     """Writes the report of what is finished; returns the path of its page. `comparisons` are the study's, if known."""
     comparisons = compare(study) if comparisons is None else comparisons
-    out, recipe = study.report, study.recipe
+    out, recipe = study.report_folder, study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
     overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
     every, missing = [*overviews, *own], list(_missing(study, comparisons))
 
-    title = f"{recipe.title} (weights of the last epoch)" if study.last else recipe.title
+    about = ["weights of the last epoch"] if study.last else []
+    about += [] if study.against is None else [f"compared with {study.against}"]
+    title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
     write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, missing))
@@ -79,7 +82,7 @@ def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
 
 def _commands(study: Study) -> str:
     options = " --last" if study.last else ""
-    options += "" if study.against is None else f' --baseline "{study.against}"'
+    options += "" if study.against is None else f" --baseline={shlex.quote(study.against)}"
     return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{options}"
 
 

@@ -27,8 +27,8 @@ def report(
     Args:
         folder: the folder of the study.
         last: report on the last epoch's weights, not on those that validation chose, into DIR/report-last.
-        baseline: compare with this loss, by its name in the recipe, into DIR/report-to- and its name. If not given, the
-            recipe's baseline.
+        baseline: compare with this loss, by its name in the recipe, into DIR/report-to- and the name as its folder has
+            it. If not given, the recipe's baseline.
         json_output: print the table as JSON instead of the path of the page.
     """
     from polydice.studies.comparison import compare

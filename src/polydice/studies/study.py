@@ -4,7 +4,7 @@ DIR/recipe.toml            what is trained
 DIR/study.json             where the data sets are
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
 DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
-                           DIR/report-to-LOSS/ if it compares with another loss than the recipe
+                           DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
 """
 
 import json
@@ -44,8 +44,7 @@ class Study:
         return tuple(self.recipe.runs())
 
     @property
-    def report(self) -> Path:
-        """The folder of its report."""
+    def report_folder(self) -> Path:
         to = "" if self.against is None else f"-to-{slug(self.against)}"
         return self.folder / f"report{'-last' if self.last else ''}{to}"
 
@@ -126,8 +125,9 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
         raise DataError(f"{folder} holds no study: {error}") from error
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
-    recipe = replace(recipe, baseline=baseline or recipe.baseline)
-    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, baseline)
+    against = None if baseline == recipe.baseline else baseline
+    recipe = replace(recipe, baseline=against or recipe.baseline)
+    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against)
 
 
 def _text(recipe: str | Path) -> str:

@@ -63,7 +63,7 @@ def results(comparison: Comparison) -> Table:
         cells = [Cell(row.loss), _mean(score, state(row), bold=row.loss == comparison.highest)]
         if paper:
             cells.append(Cell(str(row.published or ""), row.published and float(row.published.mean)))
-            cells.append(Cell(_signed(row.to_published), row.to_published))
+            cells.append(Cell(signed(row.to_published), row.to_published))
         noise = score.seed_noise if score else None
         cells += [_difference(row, "dice_global"), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
         cells += [_mean(case), _difference(row, "dice_case"), _runs(row)]
@@ -83,7 +83,7 @@ def courses(comparison: Comparison) -> Table | None:
         chosen = median(epochs) if epochs and tested else None
         apart = None if row.last is None else 100 * (row.last - row.scores["dice_global"].mean)
         cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
-        cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(_signed(apart), apart)]
+        cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(signed(apart), apart)]
         cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
         rows.append(cells)
     return _filled("How the runs went", header, rows)
@@ -214,7 +214,7 @@ def _difference(row: Row, score: Score) -> Cell:
     if found is None:
         return Cell("")
     low, high = (f"{100 * end:.2f}".replace("-", "−") for end in (found.low, found.high))
-    return Cell(f"{_signed(100 * found.mean)} [{low}, {high}]", found.mean)
+    return Cell(f"{signed(100 * found.mean)} [{low}, {high}]", found.mean)
 
 
 def _chosen(values: Sequence[str]) -> str:
@@ -231,7 +231,8 @@ def _runs(row: Row) -> Cell:
     return Cell(f"{row.states['done']} of {row.planned}{failed}", row.states["done"])
 
 
-def _signed(points: float | None) -> str:
+def signed(points: float | None) -> str:
+    """Percentage points with their sign; nothing if there are none."""
     return "" if points is None else f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 
