@@ -57,6 +57,13 @@ def draw(axes: Axes, losses: Mapping[str, Mapping[int, float]]) -> None:
         if len(course) == 1:
             axes.axhline(*course.values(), color=COLOUR[loss], linewidth=1, linestyle=":")
     numbers = sorted({number for course in losses.values() for number in course})
+    floor = min(losses["Dice"].values()) - 1
+    for number, dice in losses.get("Cross-entropy", {}).items():
+        if dice < floor:  # it would press all other points together
+            axes.set_ylim(bottom=floor)
+            axes.annotate(
+                f"↓ {dice:.1f}", (number, floor), (4, 4), textcoords="offset points", color=COLOUR["Cross-entropy"]
+            )
     axes.set_xscale("log", base=2)
     axes.set_xticks(numbers, list(map(str, numbers)))
     axes.minorticks_off()
