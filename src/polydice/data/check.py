@@ -20,9 +20,7 @@ from polydice.data.files import ARCHIVES, UnreadableFile, below, ending, read_ar
 from polydice.data.parallel import cores
 
 ALIKE = 20  # so many rows of the same kind and more become one
-DARK = (
-    6  # times the 99th percentile: of the 340 MR volumes of ACDC and Hippocampus here, all but one patient's have < 5
-)
+DARK = 6  # times the 99th percentile: all volumes of ACDC and Hippocampus have less than 5, but for one patient's
 
 
 class Facts(NamedTuple):

@@ -66,8 +66,9 @@ def study(
 def _list() -> None:
     from polydice.studies.recipe import packaged, read
 
-    width = max(map(len, packaged()))
-    for name in packaged():
+    names = packaged()
+    width = max(map(len, names))
+    for name in names:
         recipe = read(name)
         runs = sum(1 for _ in recipe.runs())
         print(f"{name:<{width}}  {recipe.title} ({runs} runs)")
