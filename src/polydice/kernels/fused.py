@@ -17,13 +17,15 @@ from torch import Tensor
 from triton.runtime import driver
 
 from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, sum_dtype
-from polydice.kernels.tail import tail
+from polydice.kernels.tail import gather, tail
 from polydice.kernels.triton import pass_backward, pass_forward
 
 KINDS = ("polynomial", "ratio", "overlap", "entropy")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
-GATHERED = 8192  # partial sums that it adds up at a time
-SERIES_TERMS = 40  # of the squared angle: the rest is below 2^-40 of it
+MOST_PARTIALS = 1 << 14  # that it adds up by itself
+GATHERED = 8192  # of them at a time
+SERIES_TERMS = 16  # of the squared angle, by halves: the rest is below 2^-44 of it
+LAUNCHES_AHEAD = (9, 0)  # the oldest device that starts a kernel before the one before it has ended
 SHARED_MEMORY = 99 * 1024  # of a multiprocessor that does not say: the least of those in use
 INTERPRETED_PROGRAMS = 6  # where there is no device to fill: few, but several
 
@@ -58,8 +60,13 @@ class Launch:
     """A kernel with all of its arguments but the tensors, which come first."""
 
     def __init__(self, kernel: Any, programs: int, numbers: Sequence[int], constants: dict[str, Any],
-                 **options: int) -> None:  # fmt: skip
-        self.kernel, self.grid, self.options = kernel, (programs, 1, 1), options
+                 device: torch.device, **options: int | None) -> None:  # fmt: skip
+        ahead = device.type == "cuda" and torch.cuda.get_device_capability(device) >= LAUNCHES_AHEAD
+        constants = constants | {"AHEAD": ahead}
+        self.kernel, self.grid = kernel, (programs, 1, 1)
+        self.options = {name: value for name, value in options.items() if value} | (
+            {"launch_pdl": True} if ahead else {}
+        )
         self.numbers, self.constants = tuple(numbers), constants
         self.rest = (*numbers, *constants.values())
         self.compiled: dict[tuple[bool, ...], Any] = {}
@@ -92,6 +99,7 @@ class Plan(NamedTuple):
     """A whole loss."""
 
     over_pixels: Pass
+    gather: Launch | None
     tail: Launch
     space: int  # numbers to work in, laid out as `tail` says
 
@@ -101,31 +109,53 @@ class Plan(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """So many classes (a power of two) x pixels; the neighbours that one thread holds; warps, and the stages of
-    loading ahead; programs on a multiprocessor at a time."""
+    """So many groups of classes (a power of two each) x pixels; the neighbours that one thread holds; warps, and the
+    stages of loading ahead; programs on a multiprocessor at a time."""
 
+    groups: int
     classes: int
     pixels: int
     vector: int
     warps: int
     stages: int
     resident: int
+    registers: int | None = None  # of a thread at most
 
 
-def tile(classes: int, pixels: int) -> Tile:
+MOST_GROUPS = 16  # classes that a thread can hold of each of its pixels
+
+
+def tile(classes: int, pixels: int, bytes_each: int, backward: bool) -> Tile:
     """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps, so that a
     thread holds 64 elements of the tile."""
+    if classes <= MOST_GROUPS:
+        return _few_classes(classes, pixels, bytes_each == 2, backward)
     block = triton.next_power_of_2(classes)
     if block > 256:  # a tile of these classes leaves no room to load ahead
-        return Tile(block, 16, vector=4, warps=16, stages=1, resident=4)
-    if block > 16:
-        across = 64 if block == 32 else 32
-        warps = block * across // 2048
-        return Tile(block, across, vector=4, warps=warps, stages=3, resident=8 if warps == 1 else 4)
-    wide = max(1, 8 // block)
-    if pixels < 1 << 18:
-        return Tile(block, 128 * wide, vector=4, warps=1, stages=2, resident=8)
-    return Tile(block, 256 * wide, vector=4, warps=2, stages=3, resident=4)
+        return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
+    if block <= 32:
+        if backward:
+            return Tile(1, block, 128, vector=8 if bytes_each == 2 else 4, warps=2, stages=3, resident=6, registers=168)
+        return Tile(1, block, 256, vector=4, warps=4, stages=1, resident=2)
+    warps = block // 32 if backward else block // 64
+    return Tile(1, block, 64 if backward else 32, vector=4, warps=warps, stages=3, resident=8 // warps)
+
+
+def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
+    if backward:
+        if classes <= 4:
+            vector, warps, stages, resident = 8 if half else 4, 4, 1, 16
+        elif classes <= 10:
+            vector, warps, stages, resident = 4, 2, 2, 8
+        else:
+            vector, warps, stages, resident = (8, 2, 3, 8) if half else (4, 2, 1, 8)
+    elif classes <= 4:
+        vector, warps, stages, resident = 8 if half and pixels > 1 << 17 else 4, 8, 1, 3
+    elif classes <= 10:
+        vector, warps, stages, resident = 4, 8, 1, 2
+    else:
+        vector, warps, stages, resident = (4, 4, 3, 3) if half else (2, 8, 1, 2)
+    return Tile(classes, 1, 32 * warps * vector, vector, warps, stages, resident)
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
@@ -135,10 +165,10 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     if logits.numel() == 0:
         return torch.zeros(fields, batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
     launches = _plain_pass(logits, target, mask, options)
-    partials = torch.empty((fields, launches.programs, batch, classes), dtype=torch.float32, device=logits.device)
+    partials = torch.empty((launches.programs, fields, batch, classes), dtype=torch.float32, device=logits.device)
     with _current(logits.device) as stream:
         launches.forward(stream, logits, target, logits if mask is None else mask, partials)
-    return partials.sum(1, dtype=sum_dtype(logits.device))
+    return partials.sum(0, dtype=sum_dtype(logits.device))
 
 
 def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
@@ -170,6 +200,8 @@ class FusedLoss(torch.autograd.Function):
         loss = torch.empty((), dtype=torch.float32, device=device)
         with _current(device) as stream:
             plan.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
+            if plan.gather is not None:
+                plan.gather(stream, space)
             plan.tail(stream, space, space if weights is None else weights, loss)
         ctx.plan = plan
         ctx.save_for_backward(logits, target, mask, space)
@@ -229,9 +261,23 @@ def plan_loss(
     slopes = len(options.want) * batch * classes
     room = slopes + slopes % 2  # float64 numbers begin at even places
     over_pixels = _pass(*flat, options, 3 * room, lump and "cross_entropy" in options.want, scaled=True)
+    many = slopes * over_pixels.programs > MOST_PARTIALS
     return Plan(
         over_pixels,
-        _tail(room, batch, classes, over_pixels.programs, options, terms, mean, over_batch, labels, weighted),
+        _gather(room, slopes, over_pixels.programs, logits.device) if many else None,
+        _tail(
+            room,
+            batch,
+            classes,
+            0 if many else over_pixels.programs,
+            options,
+            terms,
+            mean,
+            over_batch,
+            labels,
+            weighted,
+            logits.device,
+        ),
         3 * room + slopes * over_pixels.programs,
     )
 
@@ -241,46 +287,66 @@ def _pass(
     logits: Layout, target: Layout, mask: Layout | None, result: Layout, options: Options, offset: int = 0,
     lump: bool = False, scaled: bool = False,
 ) -> Pass:  # fmt: skip
+    launches = [
+        _launch(logits, target, mask, result, options, offset, lump, scaled, backward) for backward in (False, True)
+    ]
+    return Pass(launches[0].grid[0] // logits.shape[0], *launches)
+
+
+def _launch(
+    logits: Layout, target: Layout, mask: Layout | None, result: Layout, options: Options, offset: int, lump: bool,
+    scaled: bool, backward: bool,
+) -> Launch:  # fmt: skip
     batch, classes, count = logits.shape
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
-    block = _fitting(tile(classes, count), bytes_each, logits.device)
-    programs = min(triton.cdiv(count, block.pixels), triton.cdiv(_resident(logits.device, block), batch))
+    block = _fitting(tile(classes, count, logits.dtype.itemsize, backward), bytes_each, logits.device)
+    programs = min(triton.cdiv(count, block.pixels), max(1, _resident(logits.device, block) // batch))
     numbers = (
         classes, count, batch, programs, options.ignore_index or 0, *logits.strides,
         image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.strides),
     )  # fmt: skip
-    reach = block.classes * max(logits.strides[1], *channel, 0) + block.pixels * max(logits.strides[2], pixel)
+    reach = block.groups * block.classes * max(logits.strides[1], *channel, 0) + count * max(logits.strides[2], pixel)
     constants = {
         "ACTIVATION": ACTIVATIONS.index(options.activation),
         "LABELS": not channel,
         "HAS_MASK": mask is not None,
         "HAS_IGNORE": options.ignore_index is not None,
-        **_places(options.want),
-        "EVEN": classes == block.classes and count % block.pixels == 0,
+        "WANT": tuple(FIELDS.index(name) for name in options.want),
+        "LUMP": lump,
+        "EVEN": count % block.pixels == 0,
+        "FULL": classes == block.groups * block.classes,
         "WIDE": reach >= 2**31,
+        "GROUPS": block.groups,
         "BLOCK_C": block.classes,
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
         "STAGES": block.stages,
-        "LUMP": lump,
     }
-    return Pass(
-        programs,
-        Launch(pass_forward, batch * programs, (offset, *numbers), constants, num_warps=block.warps),
-        Launch(
-            pass_backward, batch * programs, (*numbers, *result.strides), constants | {"HAS_SCALE": scaled},
-            num_warps=block.warps,
-        ),
+    if backward:
+        wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": "cross_entropy" in options.want}
+        return Launch(
+            pass_backward, batch * programs, (*numbers, *result.strides), constants | wanted | {"HAS_SCALE": scaled},
+            logits.device, num_warps=block.warps, maxnreg=block.registers,
+        )  # fmt: skip
+    levels = (len(options.want) * block.groups - 1).bit_length()
+    return Launch(
+        pass_forward, batch * programs, (offset, *numbers), constants | {"LEVELS": levels}, logits.device,
+        num_warps=block.warps, maxnreg=block.registers,
     )  # fmt: skip
+
+
+def _gather(room: int, sums: int, programs: int, device: torch.device) -> Launch:
+    blocks = {"BLOCK_P": 128, "BLOCK_J": 32}
+    return Launch(gather, triton.cdiv(sums, 32), (room, sums, programs), blocks, device, num_warps=4)
 
 
 def _tail(
     room: int, batch: int, classes: int, programs: int, options: Options, terms: tuple[Term, ...], mean: bool,
-    over_batch: bool, labels: bool, weighted: bool,
+    over_batch: bool, labels: bool, weighted: bool, device: torch.device,
 ) -> Launch:  # fmt: skip
     rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
-    cells = triton.next_power_of_2(len(options.want) * batch * classes)
+    cells = min(1024, triton.next_power_of_2(len(options.want) * batch * classes))
     constants = {
         "KIND": tuple(KINDS.index(term.kind) for term in terms),
         "NUMBERS": tuple(float(number) for term in terms for number in term.numbers),
@@ -297,12 +363,12 @@ def _tail(
         **_places(options.want),
         "SERIES": SERIES_TERMS,
         "FIELDS": len(options.want),
-        "BLOCK_P": min(triton.next_power_of_2(programs), max(1, GATHERED // cells)),
+        "BLOCK_P": max(4, min(triton.next_power_of_2(programs), GATHERED // cells)) if programs else 0,
         "BLOCK_J": cells,
         "BLOCK_B": rows,
         "BLOCK_C": columns,
     }
-    return Launch(tail, 1, (room, batch, classes, programs), constants, num_warps=16)
+    return Launch(tail, 1, (room, batch, classes, programs), constants, device, num_warps=8)
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
@@ -314,7 +380,7 @@ def _fitting(block: Tile, bytes_each: int, device: torch.device) -> Tile:
     if device.type != "cuda":
         return block
     room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
-    waiting = (block.stages - 1) * block.classes * block.pixels * bytes_each
+    waiting = (block.stages - 1) * block.groups * block.classes * block.pixels * bytes_each
     return block if waiting <= 0.9 * room else block._replace(stages=1)
 
 

@@ -4,6 +4,10 @@ A program walks over tiles of all classes x a run of pixels of one image. The ac
 sum is accumulated over the tiles and reduced once; unwanted ones are compiled out. Every program writes its partial
 sums, which are then added up in a fixed order: no atomics, the same bits every time. Backward computes the
 probabilities anew from the logits: one read, one write.
+
+A tile is a tuple of GROUPS tensors `[BLOCK_C, BLOCK_N]`. Few classes are groups of one: no row is padding, a thread
+holds all classes of its pixels, and nothing is exchanged between threads. Many classes are one group, whose rows are
+shared out over threads. What belongs to a pixel is `[1, BLOCK_N]`.
 """
 
 import triton
@@ -11,8 +15,40 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-IN_A_THREAD = tl.constexpr(16)  # classes; more are spread over threads, and to add them up these wait for each other
-SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TOLERANCE = tl.constexpr(1e-3)  # as eager.TOLERANCE
+LARGEST = tl.constexpr(2.0**120)  # as eager.LARGEST
+HUGE = tl.constexpr(2.0**30)
+SOFTMAX, SIGMOID, NONE = (tl.constexpr(place) for place in range(3))  # as in ACTIVATIONS
+INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS = (
+    tl.constexpr(place)
+    for place in range(8)  # as in FIELDS
+)
+
+
+@triton.jit
+def begin(AHEAD: tl.constexpr):
+    """Kernels that follow each other closely are launched ahead: one gets on the device while the one before it still
+    runs, and waits here for what that one writes."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _channels(group, WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Offsets within an image take 32 bits, half the registers, unless the image is too large for that."""
+    channel = group * BLOCK_C + tl.arange(0, BLOCK_C)[:, None]
+    return channel.to(tl.int64) if WIDE else channel
+
+
+@triton.jit
+def _first(program, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
+    return program.to(tl.int64) * BLOCK_N if WIDE else program * BLOCK_N
+
+
+@triton.jit
+def _inside(index, limit, ALL: tl.constexpr):
+    return index < limit if not ALL else tl.full(index.shape, True, tl.int1)
 
 
 @triton.jit
@@ -20,60 +56,77 @@ def _load(
     logits, target, mask, image, start, classes, count, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """A tile's logits and targets, which pixels count and with what weight, the labels as channels (-1: of none), and
-    how many of them no class has."""
-    channel = _channels(WIDE, BLOCK_C)
-    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
-    inside = pixel < count - start
+    """A tile's logits and targets (rows beyond the last class repeat it, and nothing comes of them), which pixels count
+    and with what weight, the labels as channels (-1: of none), and how much is wrong with each pixel: a label that no
+    class has, a weight below 0, what is no probability."""
+    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
+    inside = _inside(pixel, count - start, EVEN)
     valid = inside
     weight = valid.to(tl.float32)
     if HAS_MASK:
-        here = mask + image * mask_b + start * mask_n + pixel * mask_n
-        weight = tl.load(here, mask=inside, other=0).to(tl.float32)
+        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, BLOCK_C, BLOCK_N).to(tl.float32)
         valid = valid & (weight != 0)
-    target += image * target_b + start * target_n
+    label = tl.zeros((1, BLOCK_N), tl.int32) - 1
+    bad = (weight < 0).to(tl.int32)
+    target += image * target_b
     if LABELS:
-        label = tl.load(target + pixel * target_n, mask=inside, other=0).to(tl.int64)
+        given = _line(target, start, target_n, count, EVEN, BLOCK_C, BLOCK_N)
+        given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
         if HAS_IGNORE:
-            valid = valid & (label != ignore_index)
-        bad = (valid & ((label < 0) | (label >= tl.maximum(classes, 2)))).to(tl.int32)
+            valid = valid & (given != ignore_index)
+        known = (given >= 0) & (given < tl.maximum(classes, 2))
+        bad += (valid & ~known).to(tl.int32)
         # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
-        label = tl.where(valid, label - (classes == 1).to(tl.int64), -1).to(tl.int32)
-        y = (channel == label[None, :]).to(tl.float32)
-    else:
-        here = target + channel * target_c + (pixel * target_n)[None, :]
-        given = tl.load(here, mask=(channel < classes) & valid[None, :], other=0)
-        y = given.to(tl.float32)
-        label = tl.zeros_like(pixel) - 1
-        bad = tl.zeros_like(pixel)
-        if not given.dtype.is_floating():
-            bad = tl.sum(((given < 0) | (given > 1)).to(tl.int32), 0)
-    here = logits + image * logits_b + start * logits_n + (channel * logits_c + (pixel * logits_n)[None, :])
+        label = tl.where(valid & known, given.to(tl.int32) - (classes == 1).to(tl.int32), -1)
+    logits += image * logits_b
     nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
-    if EVEN:
-        x = tl.load(here).to(tl.float32)
-    else:
-        x = tl.load(here, mask=(channel < classes) & inside[None, :], other=nothing).to(tl.float32)
-    if HAS_MASK or HAS_IGNORE:
-        x = tl.where(valid[None, :], x, nothing)
-    return x, y, label, valid, weight, bad
+    xs = ()
+    ys = ()
+    for group in tl.static_range(GROUPS):
+        channel = _channels(group, WIDE, BLOCK_C)
+        row = channel if FULL else tl.minimum(channel, classes - 1)
+        x = tl.load(logits + (row * logits_c + (start + pixel) * logits_n), mask=inside, other=nothing).to(tl.float32)
+        if HAS_MASK or HAS_IGNORE:
+            x = tl.where(valid, x, nothing)
+        if LABELS:
+            y = (channel == label).to(tl.float32)
+        else:
+            y = tl.load(target + (row * target_c + (start + pixel) * target_n), mask=valid, other=0).to(tl.float32)
+            bad += _improbable(y)
+        if ACTIVATION == NONE:
+            bad += _improbable(x)
+        xs = xs + (x,)
+        ys = ys + (y,)
+    return xs, ys, label, valid, weight, bad
 
 
 @triton.jit
-def _channels(WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Offsets within an image take 32 bits, half the registers, unless the image is too large for that."""
-    channel = tl.arange(0, BLOCK_C)[:, None]
-    return channel.to(tl.int64) if WIDE else channel
+def _line(here, start, stride, count, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What is given for each pixel. With many classes it is read in one dimension: it then follows the layout of the
+    tile over the threads, where otherwise the tile would follow its."""
+    pixel = tl.arange(0, BLOCK_N)
+    if BLOCK_C == 1:
+        pixel = pixel[None, :]
+    given = tl.load(here + (start + pixel) * stride, mask=_inside(pixel, count - start, EVEN), other=0)
+    return given if BLOCK_C == 1 else given[None, :]
 
 
 @triton.jit
-def _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE: tl.constexpr):
+def _improbable(values):
+    """How many of a pixel's values are outside [0, 1], by more than rounding."""
+    return tl.sum(((values < -TOLERANCE) | (values > 1 + TOLERANCE)).to(tl.int32), 0, keep_dims=True)
+
+
+@triton.jit
+def _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The logit of each pixel's own class: in the cache, since the tile was just read."""
     channel = label.to(tl.int64) if WIDE else label
+    pixel = tl.arange(0, BLOCK_N)[None, :]
     here = logits + image * logits_b + start * logits_n + channel * logits_c + pixel * logits_n
-    return tl.load(here, mask=(label >= 0) & (label < classes), other=0.0).to(tl.float32)
+    return tl.load(here, mask=label >= 0, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -87,50 +140,130 @@ def _multiply(a, b):
 
 
 @triton.jit
-def _probability(x, valid, ACTIVATION: tl.constexpr):
+def _power(x, top):
+    """exp(x - top) times a number near 1, the same for all classes of a pixel: what one multiply-add makes of it.
+
+    The number is due to the rounding of top / ln 2, and cancels when the powers are divided by their sum. It would not
+    be near 1 for logits that are huge; but then they differ by so much that it is all the same what is taken of 2^.
+    """
+    unit = tl.where(tl.abs(top) < HUGE, LOG2_E, 1.0)
+    return tl.exp2(tl.fma(x, unit, -(top * unit)))
+
+
+@triton.jit
+def _probability(xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr):
     """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
-    there, and its inverse, which is 0 there too."""
+    there, and what `_power` is divided by, 0 there too."""
     top = tl.zeros_like(valid.to(tl.float32))
     total = top + 1.0
     share = total
+    ps = ()
     if ACTIVATION == SOFTMAX:
-        top = tl.where(valid, tl.max(x, 0), 0.0)
-        p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
-        total = tl.where(valid, tl.sum(p, 0), 1.0)
+        top = tl.max(xs[0], 0, keep_dims=True)
+        for group in tl.static_range(1, len(xs)):
+            top = tl.maximum(top, tl.max(xs[group], 0, keep_dims=True))
+        top = tl.where(valid, top, 0.0)
+        total = tl.zeros_like(top)
+        powers = ()
+        for group in tl.static_range(len(xs)):
+            power = _power(xs[group], top)
+            once = power
+            if not FULL:
+                once = power * (tl.arange(0, power.shape[0])[:, None] < classes).to(tl.float32)
+            total += tl.sum(once, 0, keep_dims=True)
+            powers = powers + (power,)
         share = tl.where(valid, 1.0 / total, 0.0)
-        p = p * share[None, :]
+        total = tl.where(valid, total / _power(top, top), 1.0)
+        for group in tl.static_range(len(xs)):
+            ps = ps + (powers[group] * share,)
     elif ACTIVATION == SIGMOID:
-        p = 1.0 / (1.0 + tl.exp2(-x * LOG2_E))
+        for group in tl.static_range(len(xs)):
+            ps = ps + (1.0 / (1.0 + tl.exp2(-xs[group] * LOG2_E)),)
     else:
-        p = x
-    return p, top, total, share
+        ps = xs
+    return ps, top, total, share
 
 
 @triton.jit
 def _cross_entropy(x, y, top, total, ACTIVATION: tl.constexpr):
     if ACTIVATION == SOFTMAX:
-        return tl.where(y == 0, 0.0, y * ((top[None, :] - x) + (tl.log2(total) * LN_2)[None, :]))
+        return tl.where(y == 0, 0.0, y * ((top - x) + tl.log2(total) * LN_2))
     # log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again.
     u = tl.exp2(-tl.abs(x) * LOG2_E)
     above = (1.0 + u) - 1.0
     log1p = tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
-    return tl.maximum(x, 0.0) + log1p - tl.where(y == 0, 0.0, y * x)
+    share = tl.where(x > 0, 1.0 - y, y)  # of |x|; an infinite one counts only where it has a share
+    return log1p + tl.where(share == 0, 0.0, share * tl.abs(x))
 
 
 @triton.jit
-def _fold(values, p, weight, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
-    """A tile's values, weighed, added up over neighbours that one thread holds: a smaller accumulator.
+def _summand(FIELD: tl.constexpr, x, y, p, top, total, valid, ACTIVATION: tl.constexpr, LABELS: tl.constexpr):
+    """What each pixel adds to a sum."""
+    if FIELD == INTERSECTION:
+        return y * p
+    if FIELD == PREDICTION:
+        return p
+    if FIELD == PREDICTION_SQ:
+        return p * p
+    if FIELD == TARGET:
+        return y
+    if FIELD == TARGET_SQ:
+        return y if LABELS else y * y
+    if FIELD == ERROR_SQ:
+        return (y - p) * (y - p)
+    if FIELD == CROSS_ENTROPY:
+        return tl.where(valid, _cross_entropy(x, y, top, total, ACTIVATION), 0.0)
+    return tl.broadcast_to(valid.to(tl.float32), p.shape)
+
+
+@triton.jit
+def _fold(values, p, weight, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
+    """A group's values, weighed, added up over neighbours that one thread holds: a smaller accumulator.
 
     p rides along so that values which do not come from memory, such as y, are laid out over the threads as it is;
     its sum is not used, and is not computed.
     """
     if WEIGH:
-        values = values * weight[None, :]
-    pair = (
-        tl.reshape(values, (BLOCK_C, BLOCK_N // VECTOR, VECTOR)),
-        tl.reshape(p, (BLOCK_C, BLOCK_N // VECTOR, VECTOR)),
-    )
-    return tl.reduce(pair, 2, _add_pair)[0]
+        values = values * weight
+    shape: tl.constexpr = (p.shape[0], p.shape[1] // VECTOR, VECTOR)
+    return tl.reduce((tl.reshape(values, shape), tl.reshape(p, shape)), 2, _add_pair)[0]
+
+
+@triton.jit
+def _truth_logit(
+    xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The logit of each pixel's own class. Of many classes it is read again: the tile is still in the cache."""
+    if len(xs) == 1:
+        truth = _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+    else:
+        truth = xs[0]
+        for group in tl.static_range(1, len(xs)):
+            truth = tl.where(ys[group] > 0, xs[group], truth)
+    return truth
+
+
+@triton.jit
+def _store_each(out, sums, poison, step, classes, WANT: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Many classes: one group for each sum."""
+    channel = tl.arange(0, BLOCK_C)
+    for place in tl.static_range(len(WANT)):
+        tl.store(out + place * step + channel, tl.sum(sums[place], 1) + poison, mask=channel < classes)
+
+
+@triton.jit
+def _store_together(out, sums, poison, step, classes, PLACES: tl.constexpr, LEVELS: tl.constexpr):
+    """Few classes: all sums of all of them are laid side by side, so that the threads add them up in one go."""
+    for index in tl.static_range(PLACES, 1 << LEVELS):
+        sums = sums + (sums[0],)  # a power of two of them
+    for level in tl.static_range(LEVELS):
+        pairs = ()
+        for index in tl.static_range(1 << (LEVELS - 1 - level)):
+            pairs = pairs + (tl.join(sums[index], sums[index + (1 << (LEVELS - 1 - level))]),)
+        sums = pairs
+    total = tl.sum(tl.reshape(sums[0], (sums[0].shape[1], 1 << LEVELS)), 0) + poison
+    index = tl.arange(0, 1 << LEVELS)
+    tl.store(out + (index // classes) * step + index % classes, total, mask=index < PLACES)
 
 
 @triton.jit(do_not_specialize=("offset", "classes", "batch", "programs", "ignore_index"))
@@ -138,111 +271,77 @@ def pass_forward(
     logits, target, mask, partials, offset, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
-    TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr, LUMP: tl.constexpr,
+    WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    LEVELS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """partials, from the offset on, `[sums, programs, B, C]`. A field's constant is its place among the sums, -1 where
-    it is not wanted.
+    """partials, from the offset on, `[programs, sums, B, C]`, the sums that WANT names.
 
     LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
     """
+    begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
-    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
     zeros = tl.zeros((BLOCK_C, BLOCK_N // VECTOR), tl.float32)
-    intersection = zeros
-    prediction = zeros
-    prediction_sq = zeros
-    truth = zeros
-    truth_sq = zeros
-    error_sq = zeros
-    entropy = zeros
-    pixels = zeros
-    lump = tl.zeros((BLOCK_N,), tl.float32)
-    logarithms = tl.zeros((BLOCK_N // VECTOR,), tl.float32)
-    faults = tl.zeros((BLOCK_N,), tl.int32)
-    for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
-        x, y, label, valid, weight, bad = _load(
+    sums = ()
+    for index in tl.static_range(len(WANT) * GROUPS):
+        sums = sums + (zeros,)
+    lump = tl.zeros((1, BLOCK_N // VECTOR), tl.float32)
+    faults = tl.zeros((1, BLOCK_N), tl.int32)
+    for start in tl.range(_first(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+        xs, ys, label, valid, weight, bad = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        p, top, total, _ = _probability(x, valid, ACTIVATION)
+        ps, top, total, share = _probability(xs, classes, valid, ACTIVATION, FULL)
         faults += bad
-        if INTERSECTION >= 0:
-            intersection += _fold(y * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if PREDICTION >= 0:
-            prediction += _fold(p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if PREDICTION_SQ >= 0:
-            prediction_sq += _fold(p * p, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if TARGET >= 0:
-            truth += _fold(y, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if TARGET_SQ >= 0:
-            truth_sq += _fold(y if LABELS else y * y, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if ERROR_SQ >= 0:
-            error_sq += _fold((y - p) * (y - p), p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if CROSS_ENTROPY >= 0 and LUMP:
-            if BLOCK_C > IN_A_THREAD:
-                truth_logit = _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE)
-            else:
-                truth_logit = tl.max(tl.where(y > 0, x, float("-inf")), 0)
-            lump += tl.where(valid, top - truth_logit, 0.0) * weight
+        if LUMP:
+            truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+            lump += _fold(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
             if HAS_MASK:
-                lump += tl.log2(total) * LN_2 * weight
+                lump += _fold(tl.log2(total) * LN_2, top, weight, VECTOR, True)
             else:  # logarithms are dear: one of a product
-                product = tl.reduce(tl.reshape(total, (BLOCK_N // VECTOR, VECTOR)), 1, _multiply)
-                logarithms += tl.log2(product) * LN_2
-        elif CROSS_ENTROPY >= 0:
-            each = tl.where(valid[None, :], _cross_entropy(x, y, top, total, ACTIVATION), 0.0)
-            entropy += _fold(each, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-        if PIXELS >= 0:
-            counted = tl.broadcast_to(valid.to(tl.float32)[None, :], (BLOCK_C, BLOCK_N))
-            pixels += _fold(counted, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-    # A label that no class has makes the image's sums NaN: raising would mean to wait for the device.
+                product = tl.reduce(tl.reshape(total, (1, BLOCK_N // VECTOR, VECTOR)), 2, _multiply)
+                lump += tl.log2(product) * LN_2
+        grown = ()
+        for place in tl.static_range(len(WANT)):
+            for group in tl.static_range(GROUPS):
+                each = sums[place * GROUPS + group]
+                if not (LUMP and WANT[place] == CROSS_ENTROPY):
+                    y, p = ys[group], ps[group]
+                    values = _summand(WANT[place], xs[group], y, p, top, total, valid, ACTIVATION, LABELS)
+                    each += _fold(values, p, weight, VECTOR, HAS_MASK)
+                grown = grown + (each,)
+        sums = grown
+    if LUMP:
+        with_lump = ()
+        for index in tl.static_range(len(WANT) * GROUPS):
+            each = sums[index]
+            if WANT[index // GROUPS] == CROSS_ENTROPY and index % GROUPS == 0:
+                each += tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, lump, 0.0)
+            with_lump = with_lump + (each,)
+        sums = with_lump
+    # What is wrong makes the image's sums NaN: raising would mean to wait for the device.
     poison = tl.where(tl.sum(faults) > 0, float("nan"), 0.0)
-    first = tl.arange(0, BLOCK_C)
-    out = partials + offset + (program * batch + image) * classes + first
-    step = programs.to(tl.int64) * batch * classes
-    inside = first < classes
-    if INTERSECTION >= 0:
-        tl.store(out + INTERSECTION * step, tl.sum(intersection, 1) + poison, mask=inside)
-    if PREDICTION >= 0:
-        tl.store(out + PREDICTION * step, tl.sum(prediction, 1) + poison, mask=inside)
-    if PREDICTION_SQ >= 0:
-        tl.store(out + PREDICTION_SQ * step, tl.sum(prediction_sq, 1) + poison, mask=inside)
-    if TARGET >= 0:
-        tl.store(out + TARGET * step, tl.sum(truth, 1) + poison, mask=inside)
-    if TARGET_SQ >= 0:
-        tl.store(out + TARGET_SQ * step, tl.sum(truth_sq, 1) + poison, mask=inside)
-    if ERROR_SQ >= 0:
-        tl.store(out + ERROR_SQ * step, tl.sum(error_sq, 1) + poison, mask=inside)
-    if CROSS_ENTROPY >= 0:
-        entropies = tl.where(first == 0, tl.sum(lump) + tl.sum(logarithms), 0.0) if LUMP else tl.sum(entropy, 1)
-        tl.store(out + CROSS_ENTROPY * step, entropies + poison, mask=inside)
-    if PIXELS >= 0:
-        tl.store(out + PIXELS * step, tl.sum(pixels, 1) + poison, mask=inside)
+    step = batch.to(tl.int64) * classes
+    out = partials + offset + program * len(WANT) * step + image * classes
+    if BLOCK_C == 1:
+        _store_together(out, sums, poison, step, classes, len(WANT) * GROUPS, LEVELS)
+    else:
+        _store_each(out, sums, poison, step, classes, WANT, BLOCK_C)
 
 
 @triton.jit
-def _slope(grad, image, batch, classes, FIELD: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The gradient of one sum in every class of an image, `[C, 1]`; 0 where the sum was not wanted."""
-    channel = tl.arange(0, BLOCK_C)
-    slope = tl.zeros((BLOCK_C,), tl.float32)
-    if FIELD >= 0:
-        here = grad + (FIELD * batch + image) * classes + channel
-        slope = tl.load(here, mask=channel < classes, other=0.0).to(tl.float32)
-    return slope[:, None]
-
-
-@triton.jit
-def _slope_at(grad, image, batch, classes, label, FIELD: tl.constexpr):
-    """The same for each pixel's own class."""
-    slope = tl.zeros_like(label).to(tl.float32)
-    if FIELD >= 0:
-        here = grad + (FIELD * batch + image) * classes + label
-        slope = tl.load(here, mask=(label >= 0) & (label < classes), other=0.0).to(tl.float32)
+def _slope(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WANT: tl.constexpr):
+    """The gradient of one sum of an image in these classes, times the factor, bounded as `eager.bounded` does; 0 where
+    the sum was not wanted, or there is no class."""
+    slope = tl.zeros(channel.shape, tl.float32)
+    for place in tl.static_range(len(WANT)):
+        if WANT[place] == FIELD:
+            here = grad + (place * batch + image) * classes + channel
+            slope = tl.load(here, mask=(channel >= 0) & (channel < classes), other=0.0).to(tl.float32) * factor
+            slope = tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))  # NaN stays
     return slope
 
 
@@ -257,74 +356,92 @@ def pass_backward(
     grad, scale, logits, target, mask, result, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
-    TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr, LUMP: tl.constexpr, HAS_SCALE: tl.constexpr,
+    WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    OFFSET: tl.constexpr, ENTROPY: tl.constexpr, HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`."""
+    """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`. OFFSET and ENTROPY: whether the sums
+    of the prediction and the cross-entropy are among those that WANT names."""
+    begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
-    channel = _channels(WIDE, BLOCK_C)
-    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
-    # The gradient of a probability is slope * p + offset + overlap * y.
-    of_error_sq = 2 * _slope(grad, image, batch, classes, ERROR_SQ, BLOCK_C)
-    slope = of_error_sq + 2 * _slope(grad, image, batch, classes, PREDICTION_SQ, BLOCK_C)
-    overlap = _slope(grad, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
-    offset = _slope(grad, image, batch, classes, PREDICTION, BLOCK_C)
-    of_entropy = _slope(grad, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
     factor = tl.load(scale) if HAS_SCALE else 1.0
-    slope *= factor
-    overlap *= factor
-    offset *= factor
-    of_entropy *= factor
+    # The gradient of a probability is slope * p + offset + overlap * y.
+    slope = ()
+    overlap = ()
+    offset = ()
+    of_entropy = ()
+    for group in tl.static_range(GROUPS):
+        channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
+        of_error_sq = 2 * _slope(grad, factor, image, channel, batch, classes, ERROR_SQ, WANT)
+        of_square = 2 * _slope(grad, factor, image, channel, batch, classes, PREDICTION_SQ, WANT)
+        of_product = _slope(grad, factor, image, channel, batch, classes, INTERSECTION, WANT)
+        of_prediction = _slope(grad, factor, image, channel, batch, classes, PREDICTION, WANT)
+        slope = slope + ((of_error_sq + of_square)[:, None],)
+        overlap = overlap + ((of_product - of_error_sq)[:, None],)
+        offset = offset + (of_prediction[:, None],)
+        of_logarithm = _slope(grad, factor, image, channel, batch, classes, CROSS_ENTROPY, WANT)
+        of_entropy = of_entropy + (of_logarithm[:, None],)
     # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
     # do not hold it for each.
-    once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and CROSS_ENTROPY >= 0 and BLOCK_C > IN_A_THREAD
-    of_any_class = tl.sum(tl.where(channel == 0, of_entropy, 0.0))
-    for start in tl.range(program.to(tl.int64) * BLOCK_N, count, programs * BLOCK_N, num_stages=STAGES):
-        x, y, label, valid, weight, _ = _load(
+    once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY and BLOCK_C > 1
+    first = tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, of_entropy[0], 0.0)
+    of_any_class = tl.sum(first, 0, keep_dims=True)
+    last = (count - 1) // BLOCK_N * BLOCK_N
+    for walked in tl.range(_first(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+        start = last - walked  # the other way round: what was read last is still in the cache
+        xs, ys, label, valid, weight, bad = _load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N, VECTOR,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
+        ps, top, total, share = _probability(xs, classes, valid, ACTIVATION, FULL)
+        gs = ()
         if once:
-            truth_logit = _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE)
-            own = _slope_at(grad, image, batch, classes, label, INTERSECTION)
-            own -= 2 * _slope_at(grad, image, batch, classes, label, ERROR_SQ)
-            own_entropy = of_any_class
-            if not LUMP:
-                own_entropy = factor * _slope_at(grad, image, batch, classes, label, CROSS_ENTROPY)
-        p, top, _, share = _probability(x, valid, ACTIVATION)
-        if once:
-            own = factor * own * (tl.exp2((truth_logit - top) * LOG2_E) * share) - tl.where(valid, own_entropy, 0.0)
-            h = slope * p
-            if PREDICTION >= 0:
-                h += offset
-            inner = tl.sum(p * h, 0) + own
-            h = p * (h - inner[None, :]) + tl.where(channel == label[None, :], own[None, :], 0.0)
+            own = _slope(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
+            own -= 2 * _slope(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
+            truth = _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+            own *= _power(truth, top) * share
+            if LUMP:
+                own -= tl.where(valid, of_any_class, 0.0)
+            else:
+                own -= _slope(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
+            h = slope[0] * ps[0]
+            if OFFSET:
+                h += offset[0]
+            inner = tl.sum(ps[0] * h, 0, keep_dims=True) + own
+            h = ps[0] * (h - inner) + tl.where(_channels(0, WIDE, BLOCK_C) == label, own, 0.0)
+            gs = gs + (h,)
         else:
-            h = slope * p + _of_target(overlap, y, LABELS)
-            if PREDICTION >= 0:
-                h += offset
-            # The gradient of cross-entropy needs no division by p: it joins after the activation.
-            wanted = _of_target(of_any_class if LUMP else of_entropy, y, LABELS)
-            if ACTIVATION == SOFTMAX:
-                inner = tl.sum(p * h, 0)
-                if CROSS_ENTROPY >= 0:
-                    inner -= tl.where(valid, of_any_class, 0.0) if LUMP else tl.sum(wanted, 0)
-                h = p * (h - inner[None, :])
-            elif ACTIVATION == SIGMOID:
-                h = p * ((1 - p) * h + of_entropy)
-            if CROSS_ENTROPY >= 0:
-                h -= wanted
-        if HAS_MASK:
-            h = h * weight[None, :]
-        if ACTIVATION == NONE:
-            h = tl.where(valid[None, :], h, 0.0)
-        here = result + image * result_b + start * result_n + (channel * result_c + (pixel * result_n)[None, :])
-        h = h.to(result.dtype.element_ty)
-        if EVEN:
-            tl.store(here, h)
-        else:
-            tl.store(here, h, mask=(channel < classes) & (pixel < count - start)[None, :])
+            inner = tl.zeros((1, BLOCK_N), tl.float32)
+            if ENTROPY and LUMP:
+                inner -= tl.where(valid, of_any_class, 0.0)
+            hs = ()
+            for group in tl.static_range(GROUPS):
+                h = slope[group] * ps[group] + _of_target(overlap[group], ys[group], LABELS)
+                if OFFSET:
+                    h += offset[group]
+                inner += tl.sum(ps[group] * h, 0, keep_dims=True)
+                if ENTROPY and not LUMP:
+                    inner -= tl.sum(_of_target(of_entropy[group], ys[group], LABELS), 0, keep_dims=True)
+                hs = hs + (h,)
+            for group in tl.static_range(GROUPS):
+                h, p = hs[group], ps[group]
+                if ACTIVATION == SOFTMAX:
+                    h = p * (h - inner)
+                elif ACTIVATION == SIGMOID:
+                    h = p * ((1 - p) * h + of_entropy[group])
+                if ENTROPY:  # its gradient needs no division by p: it joins after the activation
+                    h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
+                gs = gs + (h,)
+        pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
+        for group in tl.static_range(GROUPS):
+            row = _channels(group, WIDE, BLOCK_C)
+            here = result + image * result_b + (row * result_c + (start + pixel) * result_n)
+            h = gs[group]
+            if HAS_MASK:
+                h = h * weight
+            if ACTIVATION == NONE:
+                h = tl.where(valid, h, 0.0)
+            inside = _inside(row, classes, FULL) & _inside(pixel, count - start, EVEN)
+            tl.store(here, h.to(result.dtype.element_ty), mask=inside)
