@@ -125,20 +125,23 @@ class Tile(NamedTuple):
 MOST_GROUPS = 16  # classes that a thread can hold of each of its pixels
 
 
-def tile(classes: int, pixels: int, bytes_each: int, backward: bool) -> Tile:
+def tile(classes: int, pixels: int, half: bool, channels_last: bool, backward: bool) -> Tile:
     """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps, so that a
-    thread holds 64 elements of the tile."""
-    if classes <= MOST_GROUPS:
-        return _few_classes(classes, pixels, bytes_each == 2, backward)
+    thread holds 64 elements of the tile. `half`: logits of 16 bits."""
     block = triton.next_power_of_2(classes)
+    if block == classes and 8 <= classes <= MOST_GROUPS and channels_last:  # a pixel's logits are one wide load
+        return Tile(1, block, 128, vector=4, warps=1, stages=2, resident=8)
+    if classes <= MOST_GROUPS:
+        return _few_classes(classes, pixels, half, backward)
     if block > 256:  # a tile of these classes leaves no room to load ahead
         return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
-    if block <= 32:
+    if block == 32:
         if backward:
-            return Tile(1, block, 128, vector=8 if bytes_each == 2 else 4, warps=2, stages=3, resident=6, registers=168)
+            return Tile(1, block, 128, vector=8 if half else 4, warps=2, stages=3, resident=6, registers=168)
         return Tile(1, block, 256, vector=4, warps=4, stages=1, resident=2)
-    warps = block // 32 if backward else block // 64
-    return Tile(1, block, 64 if backward else 32, vector=4, warps=warps, stages=3, resident=8 // warps)
+    if backward and not channels_last:
+        return Tile(1, block, 64, vector=4, warps=block // 32, stages=3, resident=256 // block)
+    return Tile(1, block, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)
 
 
 def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
@@ -300,7 +303,8 @@ def _launch(
     batch, classes, count = logits.shape
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
-    block = _fitting(tile(classes, count, logits.dtype.itemsize, backward), bytes_each, logits.device)
+    shape = tile(classes, count, logits.dtype.itemsize == 2, logits.strides[1] == 1, backward)
+    block = _fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, _resident(logits.device, block) // batch))
     numbers = (
         classes, count, batch, programs, options.ignore_index or 0, *logits.strides,
