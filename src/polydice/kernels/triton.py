@@ -12,6 +12,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 IN_A_THREAD = tl.constexpr(16)  # classes; more are spread over threads, and to add them up these wait for each other
+TOLERANCE = tl.constexpr(1e-3)  # as eager.TOLERANCE
 SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -23,7 +24,7 @@ def _load(
     EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """A tile's logits and targets, which pixels count and with what weight, the labels as channels (-1: of none), and
-    how many of them no class has."""
+    how much is wrong with each pixel: a label that no class has, a weight below 0, what is no probability."""
     channel = _channels(WIDE, BLOCK_C)
     pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
     inside = pixel < count - start
@@ -44,12 +45,9 @@ def _load(
         y = (channel == label[None, :]).to(tl.float32)
     else:
         here = target + channel * target_c + (pixel * target_n)[None, :]
-        given = tl.load(here, mask=(channel < classes) & valid[None, :], other=0)
-        y = given.to(tl.float32)
+        y = tl.load(here, mask=(channel < classes) & valid[None, :], other=0).to(tl.float32)
         label = tl.zeros_like(pixel) - 1
-        bad = tl.zeros_like(pixel)
-        if not given.dtype.is_floating():
-            bad = tl.sum(((given < 0) | (given > 1)).to(tl.int32), 0)
+        bad = _improbable(y)
     here = logits + image * logits_b + start * logits_n + (channel * logits_c + (pixel * logits_n)[None, :])
     nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
     if EVEN:
@@ -58,7 +56,17 @@ def _load(
         x = tl.load(here, mask=(channel < classes) & inside[None, :], other=nothing).to(tl.float32)
     if HAS_MASK or HAS_IGNORE:
         x = tl.where(valid[None, :], x, nothing)
+    if HAS_MASK:
+        bad += (valid & (weight < 0)).to(tl.int32)
+    if ACTIVATION == NONE:
+        bad += _improbable(x)
     return x, y, label, valid, weight, bad
+
+
+@triton.jit
+def _improbable(values):
+    """How many of a pixel's values are outside [0, 1], by more than rounding."""
+    return tl.sum(((values < -TOLERANCE) | (values > 1 + TOLERANCE)).to(tl.int32), 0)
 
 
 @triton.jit
@@ -95,7 +103,8 @@ def _probability(x, valid, ACTIVATION: tl.constexpr):
     share = total
     if ACTIVATION == SOFTMAX:
         top = tl.where(valid, tl.max(x, 0), 0.0)
-        p = tl.exp2(x * LOG2_E - (top * LOG2_E)[None, :])  # one multiply-add
+        # Not one multiply-add: its rounding grows with the logits, and from 1e10 on it overflows.
+        p = tl.exp2((x - top[None, :]) * LOG2_E)
         total = tl.where(valid, tl.sum(p, 0), 1.0)
         share = tl.where(valid, 1.0 / total, 0.0)
         p = p * share[None, :]
@@ -114,7 +123,8 @@ def _cross_entropy(x, y, top, total, ACTIVATION: tl.constexpr):
     u = tl.exp2(-tl.abs(x) * LOG2_E)
     above = (1.0 + u) - 1.0
     log1p = tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
-    return tl.maximum(x, 0.0) + log1p - tl.where(y == 0, 0.0, y * x)
+    share = tl.where(x > 0, 1.0 - y, y)  # of |x|; an infinite one counts only where it has a share
+    return log1p + tl.where(share == 0, 0.0, share * tl.abs(x))
 
 
 @triton.jit
@@ -200,7 +210,7 @@ def pass_forward(
         if PIXELS >= 0:
             counted = tl.broadcast_to(valid.to(tl.float32)[None, :], (BLOCK_C, BLOCK_N))
             pixels += _fold(counted, p, weight, BLOCK_C, BLOCK_N, VECTOR, HAS_MASK)
-    # A label that no class has makes the image's sums NaN: raising would mean to wait for the device.
+    # What is wrong makes the image's sums NaN: raising would mean to wait for the device.
     poison = tl.where(tl.sum(faults) > 0, float("nan"), 0.0)
     first = tl.arange(0, BLOCK_C)
     out = partials + offset + (program * batch + image) * classes + first
