@@ -113,9 +113,9 @@ class Loss(nn.Module, ABC):
         weight = like.new_ones(like.shape[-1]) if self.weight is None else self.weight.to(like.dtype)
         return weight if self.include_background else torch.cat([weight.new_zeros(1), weight[1:]])
 
-    def check_classes(self, classes: int) -> None:
-        if self.weight is not None and len(self.weight) != classes:
-            raise ValueError(f"weight has {len(self.weight)} entries, the logits have {classes} classes")
+    def check_classes(self, logits: Tensor) -> None:
+        classes = logits.shape[1]
+        check_per_class("weight", self.weight, logits)
         if classes == 1 and not self.include_background:
             raise ValueError("include_background=False leaves no class of a single channel, which is the foreground")
 
@@ -185,7 +185,7 @@ class LossSum(nn.Module):
 
 
 def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    if op.fused_device(logits) and isinstance(target, Tensor) and not torch.compiler.is_compiling():
+    if op.may_fuse(logits, target, mask):
         plan = _plan(terms, logits, target, mask)
         if plan is not None:
             return plan(logits, target, mask, _stacked_weights(terms, logits))
@@ -216,7 +216,7 @@ def _checked(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, ma
     want = tuple(name for name in FIELDS if name in wanted)
     given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
     for _, term in terms:
-        term.check_classes(logits.shape[1])
+        term.check_classes(logits)
     return given
 
 
@@ -233,7 +233,7 @@ def _plan(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask:
         target.device, None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
         *[
             (factor, type(loss), loss.fused_form(), loss.batch, loss.absent, loss.include_background,
-             None if loss.weight is None else len(loss.weight))
+             None if loss.weight is None else (len(loss.weight), loss.weight.device))
             for factor, loss in terms
         ],
     )  # fmt: skip
@@ -386,6 +386,19 @@ def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
     if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
         raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
     return tensor
+
+
+def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
+    """One number per class must have as many as there are classes, and lie where the logits are."""
+    if values is None or values.ndim == 0:
+        return
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
+    if values.device != logits.device:
+        raise ValueError(
+            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
+            f"loss.to({str(logits.device)!r})"
+        )
 
 
 def _class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:

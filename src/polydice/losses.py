@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, flag, not_negative, number
+from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, check_per_class, flag, not_negative, number
 from polydice.geometry import cosine_coefficients, misalignment, mismatch, polynomial, ratio, squared_angle
 from polydice.sums import PixelSums, check_option
 
@@ -170,10 +170,12 @@ class TvMFDiceLoss(RegionLoss):
             raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
         self.kappa = (32 * dice).to(self.kappa.device)
 
+    def check_classes(self, logits: Tensor) -> None:
+        super().check_classes(logits)
+        check_per_class("kappa", self.kappa, logits)
+
     def per_class(self, sums: PixelSums) -> Tensor:
         a, b = sums.target_sq, sums.prediction_sq
-        if self.kappa.ndim == 1 and len(self.kappa) != a.shape[1]:
-            raise ValueError(f"kappa has {len(self.kappa)} entries, the logits have {a.shape[1]} classes")
         kappa = self.kappa.to(a.dtype)
         x = misalignment(a, b, sums.error_sq, self.smooth, sums.intersection)
         return (x * (1 + 2 * kappa) / (1 + kappa * x)).square()  # 1 − φ, without its cancellation

@@ -18,7 +18,6 @@ CPU_BLOCK = 1 << 18
 ACCELERATOR_BLOCK = 1 << 24
 # Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
 SMALL = 1 << 16
-LARGE = 1e30
 # Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
@@ -89,8 +88,6 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here = sums[:, block.images]
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
-        if "cross_entropy" in runs:
-            _infinite_again(here[options.want.index("cross_entropy")])
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
     return sums
@@ -211,22 +208,25 @@ def _runs(values: Tensor, block: Block) -> Tensor:
 
 
 def _cross_entropy(block: Block, activation: str) -> Tensor:
-    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows. An infinity is made
-    LARGE, so that a product with y chooses the truth's; `_infinite_again` turns it back."""
-    y, (entropy, bounded, other) = block.y, block.spare
+    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows."""
+    y, (entropy, positive, other) = block.y, block.spare
     x = block.x if block.x.dtype == y.dtype else other.copy_(block.x)
     if activation == "softmax":
         # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
         torch.sub(x.amax(1, keepdim=True), x, out=entropy).sub_(block.p.amax(1, keepdim=True).log_())
-        return entropy.clamp_(max=LARGE).mul_(y)
-    torch.abs(x, out=entropy).neg_().exp_().log1p_()
-    torch.clamp(x, -LARGE, LARGE, out=bounded)
-    entropy.add_(torch.clamp(bounded, min=0, out=other))  # x may lie in `other`, and has been read
-    return entropy.sub_(bounded.mul_(y))
+        infinite = _perhaps_infinite(entropy)
+        entropy.mul_(y)
+        return entropy.masked_fill_(y == 0, 0) if infinite else entropy
+    if _perhaps_infinite(torch.abs(x, out=entropy)):
+        share = torch.where(x > 0, 1 - y, y)  # of |x|
+        return (entropy * share).masked_fill_(share == 0, 0).add_(entropy.neg_().exp_().log1p_())
+    torch.clamp(x, min=0, out=positive)
+    return entropy.neg_().exp_().log1p_().add_(positive).addcmul_(x, y, value=-1)
 
 
-def _infinite_again(total: Tensor) -> Tensor:
-    return total.masked_fill_(total > LARGE * 1e-10, torch.inf)  # a pixel's weight may have made it smaller
+def _perhaps_infinite(values: Tensor) -> bool:
+    """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
+    return values.device.type != "cpu" or bool(values.amax() == torch.inf)
 
 
 def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:

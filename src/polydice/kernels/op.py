@@ -90,19 +90,37 @@ def _triton_obstacle() -> str:
 
 
 _TRITON_OBSTACLE = _triton_obstacle()
-# Triton's interpreter runs kernels on any device, for tests.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def fused_device(logits: object) -> bool:
-    """Whether the fused kernels are worth a thought: a tensor on a device that they run on."""
-    return isinstance(logits, Tensor) and (logits.is_cuda or _INTERPRETED)
+def may_fuse(logits: object, target: object, mask: object) -> bool:
+    """Whether a whole loss may go to the kernels, which are given raw pointers: plain tensors on a device of theirs.
+
+    Not those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere. These make
+    the pass over the pixels through the operator.
+    """
+    return (
+        _has_memory(logits)
+        and _has_memory(target)
+        and (mask is None or _has_memory(mask))
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _has_memory(tensor: Any) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and _has_kernels(tensor)
+
+
+def _has_kernels(tensor: Tensor) -> bool:
+    """Triton's interpreter runs them on a CPU, for tests."""
+    return tensor.is_cuda or (_INTERPRETED and tensor.device.type == "cpu")
 
 
 def fused_obstacle(logits: Tensor) -> str:
     """Why the fused kernels cannot run on these logits; nothing if they can."""
     if _TRITON_OBSTACLE:
         return _TRITON_OBSTACLE
-    if not fused_device(logits):
+    if not _has_kernels(logits):
         return f"the logits are on {logits.device}, not on a CUDA device"
     return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
