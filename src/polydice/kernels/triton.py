@@ -13,6 +13,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 IN_A_THREAD = tl.constexpr(16)  # classes; more are spread over threads, and to add them up these wait for each other
 TOLERANCE = tl.constexpr(1e-3)  # as eager.TOLERANCE
+LARGEST = tl.constexpr(2.0**120)  # as eager.LARGEST
 SOFTMAX, SIGMOID, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -236,23 +237,30 @@ def pass_forward(
 
 
 @triton.jit
-def _slope(grad, image, batch, classes, FIELD: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The gradient of one sum in every class of an image, `[C, 1]`; 0 where the sum was not wanted."""
+def _bounded(slope):
+    """As `eager.bounded`; NaN stays."""
+    return tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
+
+
+@triton.jit
+def _slope(grad, factor, image, batch, classes, FIELD: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The gradient of one sum in every class of an image, times the factor, `[C, 1]`; 0 where it was not wanted."""
     channel = tl.arange(0, BLOCK_C)
     slope = tl.zeros((BLOCK_C,), tl.float32)
     if FIELD >= 0:
         here = grad + (FIELD * batch + image) * classes + channel
-        slope = tl.load(here, mask=channel < classes, other=0.0).to(tl.float32)
+        slope = _bounded(tl.load(here, mask=channel < classes, other=0.0).to(tl.float32) * factor)
     return slope[:, None]
 
 
 @triton.jit
-def _slope_at(grad, image, batch, classes, label, FIELD: tl.constexpr):
+def _slope_at(grad, factor, image, batch, classes, label, FIELD: tl.constexpr):
     """The same for each pixel's own class."""
     slope = tl.zeros_like(label).to(tl.float32)
     if FIELD >= 0:
         here = grad + (FIELD * batch + image) * classes + label
         slope = tl.load(here, mask=(label >= 0) & (label < classes), other=0.0).to(tl.float32)
+        slope = _bounded(slope * factor)
     return slope
 
 
@@ -277,17 +285,13 @@ def pass_backward(
     program = tl.program_id(0) % programs
     channel = _channels(WIDE, BLOCK_C)
     pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)
-    # The gradient of a probability is slope * p + offset + overlap * y.
-    of_error_sq = 2 * _slope(grad, image, batch, classes, ERROR_SQ, BLOCK_C)
-    slope = of_error_sq + 2 * _slope(grad, image, batch, classes, PREDICTION_SQ, BLOCK_C)
-    overlap = _slope(grad, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
-    offset = _slope(grad, image, batch, classes, PREDICTION, BLOCK_C)
-    of_entropy = _slope(grad, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
     factor = tl.load(scale) if HAS_SCALE else 1.0
-    slope *= factor
-    overlap *= factor
-    offset *= factor
-    of_entropy *= factor
+    # The gradient of a probability is slope * p + offset + overlap * y.
+    of_error_sq = 2 * _slope(grad, factor, image, batch, classes, ERROR_SQ, BLOCK_C)
+    slope = of_error_sq + 2 * _slope(grad, factor, image, batch, classes, PREDICTION_SQ, BLOCK_C)
+    overlap = _slope(grad, factor, image, batch, classes, INTERSECTION, BLOCK_C) - of_error_sq
+    offset = _slope(grad, factor, image, batch, classes, PREDICTION, BLOCK_C)
+    of_entropy = _slope(grad, factor, image, batch, classes, CROSS_ENTROPY, BLOCK_C)
     # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
     # do not hold it for each.
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and CROSS_ENTROPY >= 0 and BLOCK_C > IN_A_THREAD
@@ -300,14 +304,14 @@ def pass_backward(
         )  # fmt: skip
         if once:
             truth_logit = _at(logits, image, start, pixel, label, classes, logits_b, logits_c, logits_n, WIDE)
-            own = _slope_at(grad, image, batch, classes, label, INTERSECTION)
-            own -= 2 * _slope_at(grad, image, batch, classes, label, ERROR_SQ)
+            own = _slope_at(grad, factor, image, batch, classes, label, INTERSECTION)
+            own -= 2 * _slope_at(grad, factor, image, batch, classes, label, ERROR_SQ)
             own_entropy = of_any_class
             if not LUMP:
-                own_entropy = factor * _slope_at(grad, image, batch, classes, label, CROSS_ENTROPY)
+                own_entropy = _slope_at(grad, factor, image, batch, classes, label, CROSS_ENTROPY)
         p, top, _, share = _probability(x, valid, ACTIVATION)
         if once:
-            own = factor * own * (tl.exp2((truth_logit - top) * LOG2_E) * share) - tl.where(valid, own_entropy, 0.0)
+            own = own * (tl.exp2((truth_logit - top) * LOG2_E) * share) - tl.where(valid, own_entropy, 0.0)
             h = slope * p
             if PREDICTION >= 0:
                 h += offset
