@@ -3,18 +3,18 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from polydice.geometry import ratio
+from polydice.geometry import TINY, ratio
 from polydice.kernels import op
-from polydice.kernels.eager import Options
+from polydice.kernels.eager import Options, sum_dtype
 from polydice.sums import (
     ACTIVATIONS,
     FIELDS,
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from polydice.kernels.fused import Plan
 
 REDUCTIONS = ("mean", "sum", "none")
+DEFAULT_SMOOTH = 1.0
+# Options that say where and how a loss is computed, not what it is.
+CHANGEABLE = ("impl", "process_group")
+SHARED = ("activation", "ignore_index", "process_group", "impl", "reduction")  # by the terms of a sum
 
 
 class LossOptions(TypedDict, total=False):
@@ -47,12 +51,17 @@ class LossOptions(TypedDict, total=False):
     impl: str  # "auto", "fused" or "eager"
 
 
-class RegionOptions(LossOptions, total=False):
-    """Keyword options of the losses that compare regions: all but the cross-entropies."""
+class AveragedOptions(LossOptions, total=False):
+    """Keyword options of the losses that are a mean over classes: all but the cross-entropies."""
 
     batch: bool  # sums over the whole batch instead of over each image
-    smooth: float  # δ
     absent: str  # "keep" or "skip" a class without target pixels
+
+
+class RegionOptions(AveragedOptions, total=False):
+    """Keyword options of the losses that compare regions, by volume and place: all but those of the angle alone."""
+
+    smooth: float  # δ
 
 
 class Loss(nn.Module, ABC):
@@ -313,18 +322,15 @@ class _AllReduce(torch.autograd.Function):
         return _AllReduce.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
-class RegionLoss(Loss):
+class AveragedLoss(Loss):
     """A loss per image and class, `per_class`, averaged: Σ w·L / Σ w over the classes that count."""
 
-    def __init__(
-        self, *, batch: bool = False, smooth: float = 1.0, absent: str = "keep", **options: Unpack[LossOptions]
-    ) -> None:
+    def __init__(self, *, batch: bool = False, absent: str = "keep", **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_option("absent", absent, ("keep", "skip"))
         if self.process_group is not None and not batch:
             raise ValueError("process_group adds up sums over the batch: it needs batch=True")
         self.batch: bool = flag("batch", batch)
-        self.smooth = number("smooth", smooth, least=0)
         self.absent = absent
 
     @property
@@ -344,11 +350,26 @@ class RegionLoss(Loss):
         weight = self.class_weights(losses).expand_as(losses)
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
-            weight = torch.where(present == 0, 0, weight)
+            weight = torch.where(present < TINY, 0, weight)
         losses = torch.where(weight == 0, 0, weight * losses)
         if self.reduction == "none":
             return losses
         return losses.sum() if self.reduction == "sum" else ratio(losses.sum(), weight.sum())
+
+
+class RegionLoss(AveragedLoss):
+    """An averaged loss with δ, `smooth`: what it says where a class or its prediction is empty."""
+
+    def __init__(
+        self,
+        *,
+        batch: bool = False,
+        smooth: float = DEFAULT_SMOOTH,
+        absent: str = "keep",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(batch=batch, absent=absent, **options)
+        self.smooth = number("smooth", smooth, least=0)
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:

@@ -142,17 +142,18 @@ def test_channels_last_is_read_by_strides() -> None:
 
 
 def losses(**options: object) -> list[Loss | LossSum]:
-    entropy = {name: value for name, value in options.items() if name not in ("batch", "absent", "smooth")}
+    angular = {name: value for name, value in options.items() if name != "smooth"}
+    entropy = {name: value for name, value in angular.items() if name not in ("batch", "absent")}
     return [
         DiceLoss(**options),
         DiceLoss(squared=False, **options),
         PolyDice1Loss(0.5, **options),
         PolyDice1Loss(0.5, scale="detached", **options),
-        PolyDice1Loss(0.5, scale="none", **options),
+        PolyDice1Loss(0.5, scale="none", **angular),
         DropDiceLoss(7, **options),
         TverskyLoss(**options),
         FocalTverskyLoss(**options),
-        TvMFDiceLoss(8.0, **options),
+        TvMFDiceLoss(8.0, **angular),
         CrossEntropyLoss(**entropy),
         PolyCE1Loss(2.0, **entropy),
         PolyDice1Loss(0.2, **options) + 0.5 * CrossEntropyLoss(**entropy) + 2 * TverskyLoss(**options),
@@ -314,6 +315,32 @@ def test_an_infinite_logit_of_a_sigmoid_is_a_certainty() -> None:
     loss = CrossEntropyLoss(activation="sigmoid", impl="fused", reduction="sum")
     assert loss(logits[..., ::2], torch.tensor([[1, 0]], device=DEVICE)) == 0
     assert loss(logits[..., 1::2], torch.tensor([[0, 1]], device=DEVICE)).isposinf()
+
+
+VANISHING = [
+    DiceLoss(smooth=0.0, reduction="sum"),
+    PolyDice1Loss(0.5, smooth=0.0),
+    PolyDice1Loss(0.5, scale="detached", absent="skip"),
+    TverskyLoss(smooth=0.0),
+    FocalTverskyLoss(smooth=1e-5),
+    TvMFDiceLoss(2.0),
+    PolyDice1Loss(0.5, scale="none"),
+]
+
+
+@pytest.mark.parametrize("loss", VANISHING, ids=repr)
+def test_predictions_that_vanish(loss: Loss) -> None:
+    """Every gap, a class that is present and one that is absent, and the gradient as a scaler has it."""
+    gaps = torch.tensor([14.0, 18.0, 30.0, 43.0, 44.0, 60.0, 87.0, 88.0, 104.0, 360.0, 1e4], device=DEVICE)
+    target = torch.arange(20, device=DEVICE).remainder(2).expand(len(gaps), 20)
+    for favoured in (0, 1):
+        logits = torch.zeros(len(gaps), 3, 20, device=DEVICE)
+        logits[:, favoured] = gaps[:, None]
+        logits.requires_grad_()
+        found, expected = loss(logits, target), plain(loss)(logits.detach().double(), target)
+        assert relative(found, expected) < 1e-5
+        (2.0**16 * found).backward()
+        assert logits.grad.isfinite().all()
 
 
 # Raw pointers

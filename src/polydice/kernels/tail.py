@@ -10,10 +10,20 @@ import triton.language as tl
 POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
 
 
+TINY = tl.constexpr(2.0**-126)  # geometry.TINY: what is smaller counts as 0
+LARGEST = tl.constexpr(2.0**120)  # eager.LARGEST: slopes are kept in float32
+
+
 @triton.jit
 def _quotient(numerator, denominator):
     """0 where the denominator is 0."""
-    return tl.where(denominator == 0, 0.0, numerator / tl.where(denominator == 0, 1.0, denominator))
+    empty = tl.abs(denominator) < TINY
+    return tl.where(empty, 0.0, numerator / tl.where(empty, 1.0, denominator))
+
+
+@triton.jit
+def _root(square):
+    return tl.where(square < TINY, 0.0, tl.sqrt(square))
 
 
 @triton.jit
@@ -22,13 +32,14 @@ def _polynomial(
     SERIES: tl.constexpr,
 ):  # fmt: skip
     """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py."""
-    r = tl.sqrt(a * b)
+    r = _root(a) * _root(b)
     gap = _quotient((a - b) * (a - b), a + b + 2 * r)
     gap_b = _quotient(b - a, b + r)
-    r_b = _quotient(a, 2 * r)
+    r_b = _quotient(_root(a), 2 * _root(b))
     lost = _quotient(gap, a + b + smooth)
     lost_b = _quotient(gap_b - lost, a + b + smooth)
-    x = tl.where(r == 0, 0.0, _quotient(e - gap, 2 * r + smooth))
+    twice = tl.where(e < gap, 0.0, tl.where(e - gap > 2 * r, 2 * r, e - gap))
+    x = tl.where(r == 0, 0.0, _quotient(twice, 2 * r + smooth))
     x_e = tl.where(r == 0, 0.0, _quotient(1.0, 2 * r + smooth))
     x_b = -(gap_b + 2 * x * r_b) * x_e
     # t = 2 sum (2x)^k / (k^2 binomial(2k, k)): the k-th term is (k-1)^2 / (k (2k-1)) x of the one before.
@@ -57,8 +68,9 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
     of_i = _quotient(-(alpha + beta) - loss * (1 - alpha - beta), whole)
     of_p = _quotient(alpha * (1 - loss), whole)
     if EXPONENT != 1:
-        base = tl.where(loss <= 0, 1.0, loss)
-        focal = tl.where(loss <= 0, 0.0, tl.exp2(EXPONENT * tl.log2(base)))
+        perfect = loss < TINY
+        base = tl.where(perfect, 1.0, loss)
+        focal = tl.where(perfect, 0.0, tl.exp2(EXPONENT * tl.log2(base)))
         bend = EXPONENT * focal / base
         return focal, bend * of_i, bend * of_p
     return loss, of_i, of_p
@@ -97,6 +109,7 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
         image = tl.arange(0, BLOCK_B)[:, None]
         channel = tl.arange(0, BLOCK_C)[None, :]
         here = slopes + (FIELD * batch + image) * classes + channel
+        slope = tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
         tl.store(here, tl.broadcast_to(slope, (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
 
 
@@ -147,7 +160,7 @@ def tail(
         if WEIGHTS:
             weight = weight * tl.load(weights + n * classes + channel, mask=channel < classes, other=0.0).to(tl.float64)
         if SKIP[n]:
-            weight = tl.where((truth if TARGET >= 0 else a) == 0, 0.0, weight)
+            weight = tl.where((truth if TARGET >= 0 else a) < TINY, 0.0, weight)
         count = weight
         if KIND[n] == POLYNOMIAL:
             each, each_b, each_e = _polynomial(
