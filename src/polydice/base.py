@@ -85,11 +85,14 @@ class Loss(nn.Module, ABC):
         reduction: str = "mean",
         process_group: "ProcessGroup | None" = None,
         impl: str = "auto",
+        **unknown: object,
     ) -> None:
         super().__init__()
+        if unknown:
+            kind, name = type(self), next(iter(unknown))
+            raise TypeError(f"{kind.__name__} got an unexpected keyword argument {name!r}; {_usage(kind)}")
         check_option("activation", activation, ACTIVATIONS)
         check_option("reduction", reduction, REDUCTIONS)
-        check_option("impl", impl, IMPLEMENTATIONS)
         if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
             raise TypeError(f"ignore_index must be an integer or None: {ignore_index!r}")
         self.activation = activation
@@ -99,6 +102,38 @@ class Loss(nn.Module, ABC):
         self.reduction = reduction
         self.process_group = process_group
         self.impl = impl
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        if arguments or options:  # a copy is made without
+            try:
+                inspect.signature(cls.__init__).bind(None, *arguments, **options)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}; {_usage(cls)}") from None
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "impl":
+            check_option("impl", value, IMPLEMENTATIONS)
+        if name in vars(self) and name not in CHANGEABLE and name in _all_parameters(type(self)):
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{name} of a {kind} is fixed when it is made: make a new {kind}, with {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and converts the buffers, which are float64, also to a device that does not have it (mps)."""
+
+        def fitting(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except (TypeError, RuntimeError):
+                if tensor.dtype != torch.float64:
+                    raise
+            return fn(tensor.float())
+
+        super()._apply(fitting, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     @abstractmethod
@@ -162,10 +197,7 @@ class LossSum(nn.Module):
         super().__init__()
         self.factors = tuple(factor for factor, _ in terms)
         self.losses = nn.ModuleList(loss for _, loss in terms)
-        for option in ("activation", "ignore_index", "process_group", "impl", "reduction"):
-            values = [getattr(loss, option) for _, loss in terms]
-            if any(value != values[0] for value in values):
-                raise ValueError(f"the terms of a sum must agree in {option}: {values}")
+        _check_agreement(SHARED, [loss for _, loss in terms])
 
     @property
     def terms(self) -> list[tuple[float, Loss]]:
@@ -191,6 +223,13 @@ class LossSum(nn.Module):
 
     def __repr__(self) -> str:
         return " + ".join(f"{factor!r} * {loss!r}" if factor != 1 else repr(loss) for factor, loss in self.terms)
+
+
+def _check_agreement(options: Sequence[str], losses: Sequence[Loss]) -> None:
+    for option in options:
+        values = [getattr(loss, option) for loss in losses]
+        if any(value is not values[0] and value != values[0] for value in values):
+            raise ValueError(f"the terms of a sum must agree in {option}: {values}")
 
 
 def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
@@ -221,6 +260,7 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
 
 def _checked(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Pass:
     loss = terms[0][1]
+    _check_agreement(CHANGEABLE, [term for _, term in terms])
     wanted = {name for _, term in terms for name in term.want}
     want = tuple(name for name in FIELDS if name in wanted)
     given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
@@ -237,12 +277,12 @@ def _plan(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask:
     """
     first = terms[0][1]
     key = (
-        first.activation, first.ignore_index, first.reduction, first.impl, first.process_group is None,
+        first.activation, first.ignore_index, first.reduction,
         logits.shape, logits.stride(), logits.dtype, logits.device, target.shape, target.stride(), target.dtype,
         target.device, None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
         *[
-            (factor, type(loss), loss.fused_form(), loss.batch, loss.absent, loss.include_background,
-             None if loss.weight is None else (len(loss.weight), loss.weight.device))
+            (factor, type(loss), loss.fused_form(), loss.impl, loss.process_group is None, loss.batch, loss.absent,
+             loss.include_background, None if loss.weight is None else (len(loss.weight), loss.weight.device))
             for factor, loss in terms
         ],
     )  # fmt: skip
@@ -387,6 +427,17 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     return found
 
 
+def _usage(kind: type) -> str:
+    return f"its options are {', '.join(_parameters(kind))}"
+
+
+@cache
+def _all_parameters(kind: type) -> frozenset[str]:
+    """Those of its bases too, which it may have given itself."""
+    kinds = [base for base in kind.__mro__ if issubclass(base, Loss)]
+    return frozenset(name for base in kinds for name in _parameters(base))
+
+
 def number(name: str, value: float, least: float = -math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number: {value!r}")
@@ -402,8 +453,9 @@ def flag(name: str, value: bool) -> bool:
 
 
 def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
-    """One number or one per class, as a float64 tensor: exactly what was given."""
-    tensor = torch.as_tensor(values, dtype=torch.float64).detach().clone()
+    """One number or one per class, as a float64 tensor where there are such: exactly what was given."""
+    dtype = sum_dtype(values.device) if isinstance(values, Tensor) else torch.float64
+    tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
     if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
         raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
     return tensor
