@@ -1,6 +1,7 @@
 """What the losses are held against: plain definitions in 50 digits (mpmath) and plain dense sums (torch).
 
-Nothing here is rearranged for the sake of digits: c = (2I + δ)/(2r + δ), θ = arccos c. The digits make up for it.
+Nothing here is rearranged for the sake of digits: c = (2I + δ)/(2r + δ), or I/r of the angle alone, θ = arccos c. The
+digits make up for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -61,9 +62,14 @@ def cosine_of(s: Sums, delta: mpf) -> mpf:
     return (2 * s.i + delta) / (2 * mp.sqrt(s.a * s.b) + delta)
 
 
+def cosine_alone(s: Sums) -> mpf:
+    """Of the vectors themselves, as the published t-vMF has it."""
+    return s.i / (mp.sqrt(s.a) * mp.sqrt(s.b))
+
+
 def poly(coefficients: Sequence[Any], scale: str = "coupled") -> Formula:
     def formula(s: Sums, delta: mpf, held: Sums) -> mpf:
-        theta = mp.acos(cosine_of(s, delta))
+        theta = mp.acos(cosine_alone(s) if scale == "none" else cosine_of(s, delta))
         q = sum(mpf(alpha) * theta ** (2 * k) for k, alpha in enumerate(coefficients, 1))
         if scale == "none":
             return q
@@ -91,7 +97,7 @@ def focal(alpha: float, beta: float, gamma: float) -> Formula:
 
 def tvmf(kappa: float) -> Formula:
     def formula(s: Sums, delta: mpf, _: Sums) -> mpf:
-        cosine = cosine_of(s, delta)
+        cosine = cosine_alone(s)
         phi = (1 + cosine) / (1 + kappa * (1 - cosine)) - 1
         return (1 - phi) ** 2
 
@@ -115,8 +121,17 @@ class Case(NamedTuple):
 
     @property
     def region(self) -> bool:
-        """Whether it is a mean over images and classes, and takes `smooth`, `batch` and `absent`."""
+        """Whether it is a mean over images and classes, and takes `batch` and `absent`."""
         return self.name not in ("ce", "polyce")
+
+    @property
+    def angular(self) -> bool:
+        """Whether it is a loss of the angle alone."""
+        return self.name.startswith("tvmf") or self.name.endswith("-none")
+
+    def smoothing(self, delta: float) -> dict[str, float]:
+        """δ as an option, where it is one."""
+        return {"smooth": delta} if self.region and not self.angular else {}
 
     def supports(self, activation: str) -> bool:
         return self.region or activation != "none"
@@ -146,6 +161,7 @@ CASES = [
     Case("polyce", _make(PolyCE1Loss, 2.0), poly_ce(2.0)),
 ]
 REGION_CASES = [case for case in CASES if case.region]
+ANGULAR_CASES = [case for case in CASES if case.angular]
 # Their value and gradient vanish at ŷ = y with any activation: they are functions of squares.
 SQUARED_CASES = [case for case in REGION_CASES if case.name not in ("dice-unsquared", "tversky", "focal")]
 

@@ -161,10 +161,9 @@ def test_an_absent_class_costs_what_is_predicted_of_it(loss: Callable[..., Any],
 @each_region_loss
 def test_without_smoothing_an_absent_class_has_angle_zero(case: Case) -> None:
     x, labels = absent_last()
-    value, gradient = value_and_gradient(case.make(smooth=0.0, reduction="none"), x, labels)
+    value, gradient = value_and_gradient(case.make(**case.smoothing(0.0), reduction="none"), x, labels)
     assert gradient.isfinite().all()
-    aligned = case.name.startswith("tvmf") or case.name.endswith("-none")
-    close(value[:, 3], torch.zeros(3).double() if aligned else torch.ones(3).double())
+    close(value[:, 3], torch.zeros(3).double() if case.angular else torch.ones(3).double())
 
 
 @each_region_loss
@@ -174,7 +173,7 @@ def test_empty_masks_and_predictions_have_finite_gradients(case: Case, smooth: f
     y = dense_masks(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]), 3).to(dtype)
     p = torch.zeros_like(y)
     p[:, 1:, :2] = 0.5
-    value, gradient = value_and_gradient(case.make(activation="none", smooth=smooth), p, y)
+    value, gradient = value_and_gradient(case.make(activation="none", **case.smoothing(smooth)), p, y)
     assert value.isfinite()
     assert gradient.isfinite().all()
 
@@ -189,7 +188,7 @@ def test_empty_masks_and_predictions_have_finite_gradients(case: Case, smooth: f
 def test_data_without_information_costs_nothing(case: Case, smooth: float, how: str, reduction: str) -> None:
     shape = {"empty batch": (0, 3, 20), "no pixels": (2, 3, 0)}.get(how, (2, 3, 20))
     x, labels = torch.randn(*shape), torch.full((shape[0], shape[2]), 255)
-    options = {"smooth": smooth} if case.region else {}
+    options = case.smoothing(smooth)
     if how == "mask":
         labels = torch.zeros_like(labels)
     loss = case.make(ignore_index=None if how == "mask" else 255, reduction=reduction, **options)
@@ -337,7 +336,8 @@ def test_a_factor_is_finite(factor: float) -> None:
         ({"weight": []}, ValueError, r"weight must be .*: \[\]"),
         ({"weight": [0.0, 0.0]}, ValueError, r"not all 0: \[0.0, 0.0\]"),
         ({"weight": 2.0}, ValueError, "one number per class"),
-        ({"softmax": True}, TypeError, "softmax"),
+        ({"softmax": True}, TypeError, "unexpected keyword argument 'softmax'; its options are .*activation, include_"),
+        ({"eps": 1e-5}, TypeError, "unexpected keyword argument 'eps'; its options are .*smooth, .*impl$"),
     ],
 )
 @pytest.mark.parametrize("kind", [DiceLoss, TverskyLoss, lambda **options: PolyDice1Loss(0.5, **options)])
@@ -346,6 +346,93 @@ def test_a_wrong_option_is_refused_and_shown(
 ) -> None:
     with pytest.raises(error, match=message):
         kind(**options)
+
+
+def test_a_missing_argument_is_named_among_the_options() -> None:
+    """Somebody else's spelling of ε."""
+    with pytest.raises(TypeError, match=r"PolyDice1Loss: .*'epsilon'; its options are epsilon, scale, batch, smooth"):
+        PolyDice1Loss(eps=0.2)
+    with pytest.raises(TypeError, match="its options are kappa, batch, absent, activation"):
+        TvMFDiceLoss(eps=0.2)
+
+
+# What a loss is does not change
+
+
+@each_loss
+def test_an_option_cannot_be_set_on_a_loss_that_is_made(case: Case) -> None:
+    """It would change `repr`, and not always the loss."""
+    loss = case.make()
+    x, labels = batch_of()
+    value = loss(x, labels)
+    shown = repr(loss)
+    options = {"activation": "sigmoid", "include_background": False, "reduction": "sum", "ignore_index": 1}
+    options |= {"batch": True, "absent": "skip", "smooth": 0.5, "scale": "none", "epsilon": 0.7, "order": 4}
+    options |= {"coefficients": (1.0,), "alpha": 0.1, "beta": 0.1, "gamma": 3.0, "squared": False}
+    tried = {name: new for name, new in options.items() if name in vars(loss)}
+    assert len(tried) >= 4
+    for name, new in tried.items():
+        with pytest.raises(
+            AttributeError, match=f"{name} of a {type(loss).__name__} is fixed .* make a new .* {name}="
+        ):
+            setattr(loss, name, new)
+    assert repr(loss) == shown
+    assert torch.equal(loss(x, labels), value)
+
+
+def test_weights_and_kappa_are_buffers_and_may_be_set() -> None:
+    x, labels = batch_of(classes=3)
+    loss, weight = TvMFDiceLoss([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 2.0])
+    loss.weight, loss.kappa = weight, torch.tensor([4.0, 4.0, 4.0])
+    close(loss(x, labels), TvMFDiceLoss(4.0, weight=weight)(x, labels))
+    saved = TvMFDiceLoss([5.0, 6.0, 7.0], weight=[1.0, 1.0, 1.0]).state_dict()
+    loss.load_state_dict(saved, assign=True)
+    assert repr(loss) == "TvMFDiceLoss(kappa=[5.0, 6.0, 7.0], weight=[1.0, 1.0, 1.0])"
+
+
+def test_where_a_loss_is_computed_may_be_set_and_is_checked() -> None:
+    x, labels = batch_of()
+    loss = DiceLoss() + CrossEntropyLoss()
+    loss.losses[0].impl = "eager"
+    with pytest.raises(ValueError, match="must agree in impl"):
+        loss(x, labels)
+    loss.losses[1].impl = "eager"
+    close(loss(x, labels), (DiceLoss() + CrossEntropyLoss())(x, labels))
+    with pytest.raises(ValueError, match="impl='fast' is none of"):
+        loss.losses[0].impl = "fast"
+
+
+# Other devices
+
+
+@pytest.mark.parametrize("make", [lambda: DiceLoss(weight=[1.0, 2.0, 3.0]), lambda: TvMFDiceLoss([1.0, 2.0, 3.0])])
+def test_buffers_on_another_device_are_refused_in_words(make: Callable[[], nn.Module]) -> None:
+    loss = make().to("meta")
+    for either in (loss, loss + CrossEntropyLoss()):
+        with pytest.raises(ValueError, match=r"is on meta, the logits are on cpu: .*loss.to\('cpu'\)"):
+            either(torch.randn(2, 3, 40), torch.randint(3, (2, 40)))
+
+
+def test_buffers_go_to_a_device_without_float64() -> None:
+    """As `.to("mps")` does it: there a float64 tensor is a TypeError."""
+
+    def to_such_a_device(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as MPS does not support it")
+        return tensor.clone()
+
+    tvmf = TvMFDiceLoss([0.1, 0.2, 0.3], weight=[0.1, 0.7, 1 / 3])
+    loss = tvmf + CrossEntropyLoss(weight=[0.1, 0.7, 1 / 3])
+    x, labels = batch_of(classes=3)
+    before = loss(x, labels)
+    assert loss._apply(to_such_a_device) is loss
+    assert {buffer.dtype for buffer in loss.buffers()} == {torch.float32}
+    torch.testing.assert_close(loss(x, labels), before, rtol=1e-6, atol=0)
+    tvmf.update_kappa([1.0, 0.5, 0.0])
+    assert tvmf.kappa.dtype == torch.float32
+    assert tvmf.kappa.tolist() == [32, 16, 0]
+    with pytest.raises(RuntimeError, match="no such device"):
+        loss._apply(lambda _: (_ for _ in ()).throw(RuntimeError("no such device")))
 
 
 @each_loss

@@ -3,7 +3,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydice.geometry import cosine_coefficients, misalignment, mismatch, polynomial, ratio, root, squared_angle
+from polydice.geometry import (
+    TINY,
+    cosine_coefficients,
+    misalignment,
+    misdirection,
+    mismatch,
+    polynomial,
+    ratio,
+    root,
+    squared_angle,
+)
 from tests.reference import mp, mpf
 
 # A handful of correctly rounded operations.
@@ -77,13 +87,13 @@ def test_nothing_cancels_near_a_perfect_prediction(noise: float, smooth: float) 
 
 
 @pytest.mark.parametrize("volume", [1e-6, 1e-3, 0.1, 10.0])
-def test_misalignment_keeps_its_digits_where_volumes_differ(volume: float) -> None:
-    """Given the intersection: the form with Σ(y − ŷ)² alone would lose as many digits as the volumes differ by."""
+def test_misdirection_keeps_its_digits_where_volumes_differ(volume: float) -> None:
+    """The form with Σ(y − ŷ)² alone would lose as many digits as the volumes differ by."""
     theta = mpf("0.01")
     a, b = mpf(7), 7 * mpf(volume) ** 2
     i = mp.sqrt(a * b) * mp.cos(theta)
     sums = [torch.tensor(float(v), dtype=torch.float64) for v in (a, b, a + b - 2 * i, i)]
-    x = misalignment(sums[0], sums[1], sums[2], 0.0, sums[3])
+    x = misdirection(*sums)
     # 1 − c is θ²/2 = 5e-5 of sums that are each rounded once.
     assert abs(x.item() / (1 - mp.cos(theta)) - 1) <= ROUNDINGS * torch.finfo(torch.float64).eps / 5e-5
 
@@ -101,7 +111,6 @@ def test_scale_times_cosine_is_the_smoothed_dice(a: float, b: float, cosine: flo
 def test_an_absent_class_is_aligned_and_costs_its_prediction(smooth: float) -> None:
     zero, b = torch.zeros(1, dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
     assert misalignment(zero, b, b, smooth).item() == 0
-    assert misalignment(zero, b, b, smooth, zero).item() == 0
     assert mismatch(zero, b, smooth).item() == pytest.approx(0.5 / (0.5 + smooth), rel=1e-15)
 
 
@@ -113,6 +122,30 @@ def test_slopes_are_finite_where_a_norm_vanishes(smooth: float, empty: str) -> N
     e = (a + b).detach().requires_grad_()
     value = mismatch(a, b, smooth) + squared_angle(misalignment(a, b, e, smooth))
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(value, (a, b, e)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("a", "b", "i", "expected"),
+    [
+        (36.0, 0.0, 0.0, 1.0),  # predicted by exactly nothing
+        (36.0, TINY / 2, 1e-20, 1.0),  # which a subnormal b counts as
+        (0.0, 5.0, 0.0, 0.0),  # absent: it has no direction
+        (0.0, 0.0, 0.0, 0.0),
+        (1e-30, 1e-30, 1e-30, 0.0),  # a·b is 0 in float32, and neither of them is
+        (2.0, 8e-38, 2e-19, 0.5),  # a direction still
+    ],
+)
+def test_the_angle_alone_where_there_is_next_to_nothing(
+    a: float, b: float, i: float, expected: float, dtype: torch.dtype
+) -> None:
+    given_a, given_b, e, given_i = (torch.tensor(value, dtype=dtype) for value in (a, b, a + b - 2 * i, i))
+    given_b.requires_grad_()
+    x = misdirection(given_a, given_b, e, given_i)
+    assert x.item() == pytest.approx(expected, abs=1e-6)
+    (slope,) = torch.autograd.grad(x, given_b)
+    assert slope.isfinite()
+    assert slope == 0 or (a > 0 and b > TINY)
 
 
 def test_ratio_knows_nothing_where_the_denominator_is_zero() -> None:

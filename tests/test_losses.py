@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from functools import cache
 
 import monai.losses
@@ -21,11 +22,15 @@ from polydice import (
     TvMFDiceLoss,
     pixel_sums,
 )
+from polydice.kernels import eager
+from tests.fuzz_losses import ROUNDING, fuzz
 from tests.reference import (
+    ANGULAR_CASES,
     CASES,
     SQUARED_CASES,
     Case,
     Reference,
+    Sums,
     dense_masks,
     each_loss,
     each_loss_and_activation,
@@ -75,7 +80,7 @@ def two_masks() -> Tensor:
 def at_angle(theta: float, scale: float, dtype: torch.dtype) -> Tensor:
     """A prediction at that angle to the masks, smaller than they are: its scale with δ = 0 is the one given."""
     y = two_masks()
-    beside = torch.linspace(0.2, 1, 20, dtype=torch.float64) * (1 - y)
+    beside = torch.linspace(0.7, 1, 20, dtype=torch.float64) * (1 - y)  # stays below 1 at every angle
     directions = [v / v.norm(dim=2, keepdim=True) for v in (y, beside)]
     volume = (1 - math.sqrt(1 - scale**2)) / scale * y.norm(dim=2, keepdim=True)
     return (volume * (math.cos(theta) * directions[0] + math.sin(theta) * directions[1])).to(dtype)
@@ -97,7 +102,7 @@ def exact_at_uniform(scale: float, delta: float) -> Reference:
 @each_region_loss
 def test_every_angle_and_scale_against_50_digits(case: Case, dtype: torch.dtype) -> None:
     for delta in (0.0, 1.0):
-        loss = case.make(activation="none", smooth=delta)
+        loss = case.make(activation="none", **case.smoothing(delta))
         for theta in THETAS:
             if case.name == "focal" and dtype == torch.float32 and theta < FOCAL_LEAST_NOISE:
                 continue
@@ -220,7 +225,7 @@ def test_tvmf_of_kappa_zero_is_the_squared_misalignment() -> None:
     """φ = cos at κ = 0."""
     x, labels = torch.randn(2, 3, 30, dtype=torch.float64), torch.randint(3, (2, 30))
     s = pixel_sums(x, labels)
-    cosine = (2 * s.intersection + 1) / (2 * (s.target_sq * s.prediction_sq).sqrt() + 1)
+    cosine = s.intersection / (s.target_sq * s.prediction_sq).sqrt()
     torch.testing.assert_close(TvMFDiceLoss(0.0)(x, labels), (1 - cosine).square().mean(), rtol=SAME, atol=SAME)
 
 
@@ -272,7 +277,8 @@ def hessian_times(case: Case, y: Tensor, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("case", CURVED_CASES, ids=[case.name for case in CURVED_CASES])
 def test_beside_a_perfect_prediction_the_gradient_is_the_hessians(case: Case, eta: float, dtype: torch.dtype) -> None:
     y = two_masks()
-    predicted = (y + eta * torch.randn(1, 2, 20, dtype=torch.float64)).to(dtype)
+    inwards = (1 - 2 * y) * torch.randn(1, 2, 20, dtype=torch.float64).abs()  # it stays a probability
+    predicted = (y + eta * inwards).to(dtype)
     u = (predicted.double() - y) / eta  # what the type made of it
     expected = eta * hessian_times(case, y, u)
     _, gradient = value_and_gradient(case.make(activation="none"), predicted, y.to(dtype))
@@ -316,7 +322,7 @@ def test_beyond_the_fold_the_coupled_loss_rewards_a_volume_mismatch(epsilon: flo
     assert slope_in_volume(coupled, fold - 1e-3) < 0 < slope_in_volume(coupled, fold + 1e-3)
     detached = PolyDice1Loss(epsilon, scale="detached", **options)
     assert slope_in_volume(detached, fold + 1e-3) < 0
-    unscaled = PolyDice1Loss(epsilon, scale="none", **options)
+    unscaled = PolyDice1Loss(epsilon, scale="none", activation="none")
     assert abs(slope_in_volume(unscaled, fold + 1e-3)) < SAME
 
 
@@ -324,6 +330,141 @@ def test_without_a_fold_there_is_none() -> None:
     """ε ≤ (2/π)² − ½ = −0.0947: the angle at which it would come is beyond π/2."""
     loss = PolyDice1Loss(4 / math.pi**2 - 0.5 - 1e-4, activation="none", smooth=0.0)
     assert all(slope_in_volume(loss, theta) < 0 for theta in torch.linspace(0, math.pi / 2, 50).tolist())
+
+
+# The angle alone
+
+ANGULAR = pytest.mark.parametrize("case", ANGULAR_CASES, ids=[case.name for case in ANGULAR_CASES])
+
+
+def two_small_objects(side: int = 224) -> Tensor:
+    """Two classes of 36 pixels each."""
+    labels = torch.zeros(1, side, side, dtype=torch.long)
+    labels[0, 20:26, 30:36], labels[0, 100:106, 90:96] = 1, 2
+    return labels
+
+
+@pytest.mark.parametrize("gap", [5.0, 20.0, 40.0, 44.0, 58.0, 110.0, 1e4])
+@ANGULAR
+def test_predicting_nothing_costs_more_than_finding_half(case: Case, gap: float) -> None:
+    labels = two_small_objects()
+    found = labels.clone()
+    found[:, 23:26], found[:, 103:106] = 0, 0  # the lower half of both is missed
+    half = gap * dense_masks(found.flatten(1), 3).view(1, 3, 224, 224)
+    nothing = torch.zeros_like(half)
+    nothing[:, 0] = gap
+    loss = case.make(include_background=False)
+    assert loss(nothing.float(), labels) > 1.1 * loss(half.float(), labels)
+
+
+@pytest.mark.parametrize("gap", [58.0, 104.0, 360.0, 1e4])
+@ANGULAR
+def test_a_present_class_predicted_by_exactly_nothing_is_at_a_right_angle(case: Case, gap: float) -> None:
+    """b = 256²·e^−116 is less than the smallest normal float32: it counts as 0, and its slope too."""
+    x = torch.zeros(1, 2, 256, 256)
+    x[:, 0] = gap
+    labels = torch.zeros(1, 256, 256, dtype=torch.long)
+    labels[:, :6, :6] = 1
+    value, gradient = value_and_gradient(case.make(reduction="none"), x, labels)
+    at_right_angle = Sums(*map(mpf, (0, 1, 1, 1, 1, 0, 1)))
+    assert value[0, 1].item() == pytest.approx(float(mp.re(case.formula(at_right_angle, mpf(0), at_right_angle))))
+    assert gradient.isfinite().all()
+
+
+@ANGULAR
+def test_a_dying_class_is_revived(case: Case) -> None:
+    """As long as b is a number the logits of its pixels are raised: nothing is clamped."""
+    labels = two_small_objects(32 * 4)
+    for gap in (5.0, 10.0, 20.0, 40.0):
+        x = torch.zeros(1, 3, 128, 128)
+        x[:, 0] = gap
+        _, gradient = value_and_gradient(case.make(), x, labels)
+        for c in (1, 2):
+            assert gradient[0, c][labels[0] == c].mean() < -1e-4
+    assert gradient.abs().max() < 0.01
+
+
+@ANGULAR
+def test_an_absent_class_has_no_direction(case: Case) -> None:
+    x, labels = torch.randn(2, 3, 60, dtype=torch.float64), torch.randint(2, (2, 60))
+    value, gradient = value_and_gradient(case.make(reduction="none", weight=[0.0, 0.0, 1.0]), x, labels)
+    assert not value[:, 2].any()
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("kappa", [0.0, 2.0, 32.0])
+@pytest.mark.parametrize("volume", [1.0, 1e-3])
+def test_tvmf_is_the_published_one(kappa: float, volume: float) -> None:
+    """(1 − φ)² of torch's own cosine similarity, over the batch as its authors have it."""
+    p, labels = volume * torch.rand(2, 3, 60, dtype=torch.float64), torch.randint(3, (2, 60))
+    y = dense_masks(labels, 3)
+    cosine = F.cosine_similarity(p.transpose(0, 1).flatten(1), y.transpose(0, 1).flatten(1))
+    phi = (1 + cosine) / (1 + kappa * (1 - cosine)) - 1
+    loss = TvMFDiceLoss(kappa, activation="none", batch=True)
+    torch.testing.assert_close(loss(p, labels), (1 - phi).square().mean(), rtol=SAME, atol=SAME)
+
+
+# Gradients of every finite logit
+
+
+@pytest.mark.parametrize("pixels", [torch.float32, torch.float64])
+@pytest.mark.parametrize("smooth", [0.0, 1e-5, 1.0])
+@each_loss
+def test_every_gap_has_a_finite_gradient(
+    case: Case, smooth: float, pixels: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1/b of a subnormal b is how NaN came in; and a scaler of gradients must not bring it back."""
+    if pixels == torch.float32:  # as those of a large image are computed
+        monkeypatch.setattr(eager, "SMALL", 0)
+    loss = case.make(reduction="none", **case.smoothing(smooth))
+    gaps = torch.tensor([*range(40, 112), 360.0, 372.0, 745.0, 1e4])
+    for labels in (torch.zeros(16).long(), torch.ones(16).long(), torch.arange(16) % 2):
+        for favoured in (0, 1):
+            x = torch.zeros(len(gaps), 2, 16)
+            x[:, favoured] = gaps[:, None]
+            target = labels.expand(len(gaps), 16)
+            value, gradient = value_and_gradient(lambda *given: 2.0**16 * loss(*given), x, target)
+            assert value.isfinite().all()
+            assert value.min() >= -(2.0**16) * ROUNDING
+            assert gradient.isfinite().all(), gaps[~gradient.isfinite().flatten(1).all(1)]
+
+
+def test_a_subnormal_sum_of_squares_counts_as_nothing() -> None:
+    x = torch.zeros(1, 2, 4, 4)
+    x[:, 0] = 360
+    value, gradient = value_and_gradient(PolyDice1Loss(0.5), x, torch.zeros(1, 4, 4).long())
+    assert value == 0
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", ["coupled", "detached"])
+def test_rounding_of_a_vanishing_prediction_stays_rounding(scale: str) -> None:
+    """The squared error of weighted pixels is rounded by many times √(ab) there, and 1 − c was NaN with it."""
+    x, weight = torch.zeros(1, 2, 400), 1e5 * torch.rand(1, 400)
+    labels = torch.arange(400).remainder(3).clamp(max=1).view(1, 400)
+    loss = PolyDice1Loss(0.5, scale=scale, smooth=0.0, reduction="none")
+    for gap in range(10, 45):
+        x[:, 0] = gap
+        value, gradient = value_and_gradient(loss, x, labels, weight)
+        assert value[0, 1] == pytest.approx(1, abs=1e-3)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e10, 3e25, 1e37])
+def test_cross_entropy_of_huge_logits_is_torchs(size: float) -> None:
+    x, ones = torch.full((1, 1, 3), -size), torch.ones(1, 1, 3)
+    expected = F.binary_cross_entropy_with_logits(x, ones)
+    torch.testing.assert_close(CrossEntropyLoss(activation="sigmoid")(x, ones), expected)
+    x, labels = torch.tensor([[[size], [0.0], [-size]]]), torch.tensor([[2]])
+    torch.testing.assert_close(CrossEntropyLoss()(x, labels), F.cross_entropy(x, labels))
+
+
+def test_a_thousand_random_inputs() -> None:
+    """A million, and the table: `python -m tests.fuzz_losses`, results/fuzz."""
+    table = fuzz(1000)
+    total = sum(table.values(), Counter())
+    assert total["inputs"] == 1000
+    assert {what: number for what, number in total.items() if what not in ("inputs", "∞, documented") and number} == {}
 
 
 # What surrounds an image, and the order of its pixels
@@ -512,7 +653,7 @@ def test_weights_and_kappa_keep_the_digits_they_are_given_with() -> None:
         found = CrossEntropyLoss(weight=kind)(x, labels)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[torch.float64][0], atol=0)
     s = pixel_sums(x, labels)
-    c = (2 * s.intersection + 1) / (2 * (s.target_sq * s.prediction_sq).sqrt() + 1)
+    c = s.intersection / (s.target_sq * s.prediction_sq).sqrt()
     expected = (2 - (1 + c) / (1 + 0.1 * (1 - c))).square().mean()
     torch.testing.assert_close(TvMFDiceLoss(0.1)(x, labels), expected, rtol=TOLERANCE[torch.float64][0], atol=0)
 
@@ -663,6 +804,9 @@ def test_dice_outside_its_range_is_refused(dice: object) -> None:
         (lambda: PolyCE1Loss(math.nan), ValueError, "epsilon must be finite: nan"),
         (lambda: CrossEntropyLoss(activation="none"), ValueError, "activation='none'"),
         (lambda: PolyCE1Loss(activation="none"), ValueError, "activation='none'"),
+        (lambda: TvMFDiceLoss(2.0, smooth=0.0), TypeError, "argument 'smooth'; its options are kappa, batch, absent"),
+        (lambda: PolyDice1Loss(0.5, scale="none", smooth=0.0), ValueError, "angle alone, which has no δ: smooth=0.0"),
+        (lambda: DropDiceLoss(2, scale="none", smooth=1e-5), ValueError, "angle alone, which has no δ: smooth=1e-05"),
         (lambda: CrossEntropyLoss(batch=True), TypeError, "batch"),
         (lambda: CrossEntropyLoss(smooth=1.0), TypeError, "smooth"),
         (lambda: CrossEntropyLoss(absent="skip"), TypeError, "absent"),

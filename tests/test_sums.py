@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -376,6 +377,67 @@ def test_integer_masks_hold_zeros_and_ones(bad: int) -> None:
     y[1, 2, 7, 7] = bad
     with pytest.raises(ValueError, match=rf"mask value {bad} is not in \[0, 2\)"):
         pixel_sums(LOGITS, y)
+
+
+# Values that are none: seen on a CPU, where the block is in cache anyway
+
+MASKS = torch.zeros(2, 3, 8, 8)
+
+
+def with_value(tensor: Tensor, value: float) -> Tensor:
+    changed = tensor.clone()
+    changed[1, ..., 7, 7] = value
+    return changed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(255.0, "from 0 to 255"), (-1.0, "from -1 to 0"), (1.01, "1.01"), (-0.01, "-0.01")]
+)
+def test_masks_beyond_0_and_1_are_refused(value: float, shown: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=r"masks must lie in \[0, 1\]: they are from .* divided by 255") as caught:
+        pixel_sums(LOGITS, with_value(MASKS, value).to(dtype))
+    assert shown in str(caught.value) or dtype == torch.float16
+
+
+@pytest.mark.parametrize("value", [4.0, -3.0, 1.01, -0.01])
+def test_logits_given_for_probabilities_are_refused(value: float) -> None:
+    for target in (LABELS, MASKS):
+        with pytest.raises(ValueError, match=r"activation='none' takes probabilities.* they are from .* 'softmax' and"):
+            pixel_sums(with_value(LOGITS, value), target, activation="none")
+
+
+def test_a_negative_weight_of_a_pixel_is_refused() -> None:
+    weight = with_value(torch.ones(2, 8, 8), -0.5)
+    with pytest.raises(ValueError, match=r"the weights in a mask must not be negative: they are from -0.5 to 1"):
+        pixel_sums(LOGITS, LABELS, mask=weight)
+
+
+@pytest.mark.parametrize("value", [1.0009, -0.0009])
+def test_rounding_is_no_mistake(value: float) -> None:
+    assert pixel_sums(with_value(LOGITS, value), with_value(MASKS, value), activation="none").target.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [255.0, -1.0, math.nan, math.inf])
+def test_what_is_no_mask_does_no_harm_where_it_does_not_count(value: float) -> None:
+    keep = with_value(torch.ones(2, 8, 8), 0.0)
+    dirty = pixel_sums(with_value(LOGITS, value), with_value(MASKS, value), activation="none", mask=keep)
+    close(dirty, pixel_sums(LOGITS, MASKS, activation="none", mask=keep))
+    ignored = LABELS.clone()
+    ignored[1, 7, 7] = 9
+    assert pixel_sums(with_value(LOGITS, value), ignored, activation="none", ignore_index=9).pixels[1, 0] == 63
+
+
+def test_the_loss_of_a_nan_in_a_mask_is_nan() -> None:
+    assert DiceLoss()(LOGITS, with_value(MASKS, math.nan)).isnan()
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray])
+def test_a_mask_must_be_a_tensor(kind: Callable) -> None:
+    mask = kind(torch.ones(2, 8, 8).tolist())
+    for call in (lambda: pixel_sums(LOGITS, LABELS, mask=mask), lambda: DiceLoss()(LOGITS, LABELS, mask)):
+        with pytest.raises(ValueError, match=f"mask must be a tensor: {type(mask).__name__}"):
+            call()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no CUDA")

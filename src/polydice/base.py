@@ -3,18 +3,18 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from polydice.geometry import ratio
+from polydice.geometry import TINY, ratio
 from polydice.kernels import op
-from polydice.kernels.eager import Options
+from polydice.kernels.eager import Options, sum_dtype
 from polydice.sums import (
     ACTIVATIONS,
     FIELDS,
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from polydice.kernels.fused import Plan
 
 REDUCTIONS = ("mean", "sum", "none")
+DEFAULT_SMOOTH = 1.0
+# Options that say where and how a loss is computed, not what it is.
+CHANGEABLE = ("impl", "process_group")
+SHARED = ("activation", "ignore_index", "process_group", "impl", "reduction")  # by the terms of a sum
 
 
 class LossOptions(TypedDict, total=False):
@@ -47,12 +51,17 @@ class LossOptions(TypedDict, total=False):
     impl: str  # "auto", "fused" or "eager"
 
 
-class RegionOptions(LossOptions, total=False):
-    """Keyword options of the losses that compare regions: all but the cross-entropies."""
+class AveragedOptions(LossOptions, total=False):
+    """Keyword options of the losses that are a mean over classes: all but the cross-entropies."""
 
     batch: bool  # sums over the whole batch instead of over each image
-    smooth: float  # δ
     absent: str  # "keep" or "skip" a class without target pixels
+
+
+class RegionOptions(AveragedOptions, total=False):
+    """Keyword options of the losses that compare regions, by volume and place: all but those of the angle alone."""
+
+    smooth: float  # δ
 
 
 class Loss(nn.Module, ABC):
@@ -76,11 +85,14 @@ class Loss(nn.Module, ABC):
         reduction: str = "mean",
         process_group: "ProcessGroup | None" = None,
         impl: str = "auto",
+        **unknown: object,
     ) -> None:
         super().__init__()
+        if unknown:
+            kind, name = type(self), next(iter(unknown))
+            raise TypeError(f"{kind.__name__} got an unexpected keyword argument {name!r}; {_usage(kind)}")
         check_option("activation", activation, ACTIVATIONS)
         check_option("reduction", reduction, REDUCTIONS)
-        check_option("impl", impl, IMPLEMENTATIONS)
         if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
             raise TypeError(f"ignore_index must be an integer or None: {ignore_index!r}")
         self.activation = activation
@@ -90,6 +102,38 @@ class Loss(nn.Module, ABC):
         self.reduction = reduction
         self.process_group = process_group
         self.impl = impl
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        if arguments or options:  # a copy is made without
+            try:
+                inspect.signature(cls.__init__).bind(None, *arguments, **options)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}; {_usage(cls)}") from None
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "impl":
+            check_option("impl", value, IMPLEMENTATIONS)
+        if name in vars(self) and name not in CHANGEABLE and name in _all_parameters(type(self)):
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{name} of a {kind} is fixed when it is made: make a new {kind}, with {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and converts the buffers, which are float64, also to a device that does not have it (mps)."""
+
+        def fitting(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except (TypeError, RuntimeError):
+                if tensor.dtype != torch.float64:
+                    raise
+            return fn(tensor.float())
+
+        super()._apply(fitting, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     @abstractmethod
@@ -113,9 +157,9 @@ class Loss(nn.Module, ABC):
         weight = like.new_ones(like.shape[-1]) if self.weight is None else self.weight.to(like.dtype)
         return weight if self.include_background else torch.cat([weight.new_zeros(1), weight[1:]])
 
-    def check_classes(self, classes: int) -> None:
-        if self.weight is not None and len(self.weight) != classes:
-            raise ValueError(f"weight has {len(self.weight)} entries, the logits have {classes} classes")
+    def check_classes(self, logits: Tensor) -> None:
+        classes = logits.shape[1]
+        check_per_class("weight", self.weight, logits)
         if classes == 1 and not self.include_background:
             raise ValueError("include_background=False leaves no class of a single channel, which is the foreground")
 
@@ -153,10 +197,7 @@ class LossSum(nn.Module):
         super().__init__()
         self.factors = tuple(factor for factor, _ in terms)
         self.losses = nn.ModuleList(loss for _, loss in terms)
-        for option in ("activation", "ignore_index", "process_group", "impl", "reduction"):
-            values = [getattr(loss, option) for _, loss in terms]
-            if any(value != values[0] for value in values):
-                raise ValueError(f"the terms of a sum must agree in {option}: {values}")
+        _check_agreement(SHARED, [loss for _, loss in terms])
 
     @property
     def terms(self) -> list[tuple[float, Loss]]:
@@ -184,8 +225,15 @@ class LossSum(nn.Module):
         return " + ".join(f"{factor!r} * {loss!r}" if factor != 1 else repr(loss) for factor, loss in self.terms)
 
 
+def _check_agreement(options: Sequence[str], losses: Sequence[Loss]) -> None:
+    for option in options:
+        values = [getattr(loss, option) for loss in losses]
+        if any(value is not values[0] and value != values[0] for value in values):
+            raise ValueError(f"the terms of a sum must agree in {option}: {values}")
+
+
 def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    if op.fused_device(logits) and isinstance(target, Tensor) and not torch.compiler.is_compiling():
+    if op.may_fuse(logits, target, mask):
         plan = _plan(terms, logits, target, mask)
         if plan is not None:
             return plan(logits, target, mask, _stacked_weights(terms, logits))
@@ -212,11 +260,12 @@ def _evaluate(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, m
 
 def _checked(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask: Tensor | None) -> Pass:
     loss = terms[0][1]
+    _check_agreement(CHANGEABLE, [term for _, term in terms])
     wanted = {name for _, term in terms for name in term.want}
     want = tuple(name for name in FIELDS if name in wanted)
     given = prepare(logits, target, mask, Options(loss.activation, loss.ignore_index, want), loss.impl)
     for _, term in terms:
-        term.check_classes(logits.shape[1])
+        term.check_classes(logits)
     return given
 
 
@@ -228,12 +277,12 @@ def _plan(terms: list[tuple[float, Loss]], logits: Tensor, target: Tensor, mask:
     """
     first = terms[0][1]
     key = (
-        first.activation, first.ignore_index, first.reduction, first.impl, first.process_group is None,
+        first.activation, first.ignore_index, first.reduction,
         logits.shape, logits.stride(), logits.dtype, logits.device, target.shape, target.stride(), target.dtype,
         target.device, None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
         *[
-            (factor, type(loss), loss.fused_form(), loss.batch, loss.absent, loss.include_background,
-             None if loss.weight is None else len(loss.weight))
+            (factor, type(loss), loss.fused_form(), loss.impl, loss.process_group is None, loss.batch, loss.absent,
+             loss.include_background, None if loss.weight is None else (len(loss.weight), loss.weight.device))
             for factor, loss in terms
         ],
     )  # fmt: skip
@@ -313,18 +362,15 @@ class _AllReduce(torch.autograd.Function):
         return _AllReduce.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
-class RegionLoss(Loss):
+class AveragedLoss(Loss):
     """A loss per image and class, `per_class`, averaged: Σ w·L / Σ w over the classes that count."""
 
-    def __init__(
-        self, *, batch: bool = False, smooth: float = 1.0, absent: str = "keep", **options: Unpack[LossOptions]
-    ) -> None:
+    def __init__(self, *, batch: bool = False, absent: str = "keep", **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_option("absent", absent, ("keep", "skip"))
         if self.process_group is not None and not batch:
             raise ValueError("process_group adds up sums over the batch: it needs batch=True")
         self.batch: bool = flag("batch", batch)
-        self.smooth = number("smooth", smooth, least=0)
         self.absent = absent
 
     @property
@@ -344,11 +390,26 @@ class RegionLoss(Loss):
         weight = self.class_weights(losses).expand_as(losses)
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
-            weight = torch.where(present == 0, 0, weight)
+            weight = torch.where(present < TINY, 0, weight)
         losses = torch.where(weight == 0, 0, weight * losses)
         if self.reduction == "none":
             return losses
         return losses.sum() if self.reduction == "sum" else ratio(losses.sum(), weight.sum())
+
+
+class RegionLoss(AveragedLoss):
+    """An averaged loss with δ, `smooth`: what it says where a class or its prediction is empty."""
+
+    def __init__(
+        self,
+        *,
+        batch: bool = False,
+        smooth: float = DEFAULT_SMOOTH,
+        absent: str = "keep",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(batch=batch, absent=absent, **options)
+        self.smooth = number("smooth", smooth, least=0)
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:
@@ -366,6 +427,17 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     return found
 
 
+def _usage(kind: type) -> str:
+    return f"its options are {', '.join(_parameters(kind))}"
+
+
+@cache
+def _all_parameters(kind: type) -> frozenset[str]:
+    """Those of its bases too, which it may have given itself."""
+    kinds = [base for base in kind.__mro__ if issubclass(base, Loss)]
+    return frozenset(name for base in kinds for name in _parameters(base))
+
+
 def number(name: str, value: float, least: float = -math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number: {value!r}")
@@ -381,11 +453,25 @@ def flag(name: str, value: bool) -> bool:
 
 
 def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
-    """One number or one per class, as a float64 tensor: exactly what was given."""
-    tensor = torch.as_tensor(values, dtype=torch.float64).detach().clone()
+    """One number or one per class, as a float64 tensor where there are such: exactly what was given."""
+    dtype = sum_dtype(values.device) if isinstance(values, Tensor) else torch.float64
+    tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
     if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
         raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
     return tensor
+
+
+def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
+    """One number per class must have as many as there are classes, and lie where the logits are."""
+    if values is None or values.ndim == 0:
+        return
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
+    if values.device != logits.device:
+        raise ValueError(
+            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
+            f"loss.to({str(logits.device)!r})"
+        )
 
 
 def _class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:

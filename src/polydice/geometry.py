@@ -1,7 +1,8 @@
 """Scale, cosine and squared angle of a mask y and a prediction ŷ, from a = Σy², b = Σŷ², e = Σ(y − ŷ)², I = Σyŷ.
 
-With r = √(ab) and δ = `smooth`: scale s = (2r + δ)/(a + b + δ), cosine c = (2I + δ)/(2r + δ). They are returned as
-1 − s and 1 − c, formed without cancellation: both vanish for a perfect prediction. docs/theory.md has the proofs.
+With r = √(ab) and δ = `smooth`: scale s = (2r + δ)/(a + b + δ), cosine c = (2I + δ)/(2r + δ), or I/r of the angle
+alone. They are returned as 1 − s and 1 − c, formed without cancellation: both vanish for a perfect prediction.
+docs/theory.md has the proofs.
 """
 
 from typing import Any
@@ -9,39 +10,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# What is smaller counts as 0: the inverse of a smaller number is infinite in float32, in which the pixels are.
+TINY = torch.finfo(torch.float32).tiny
+VANISHING = 1e-4  # r of an error e: the rounding of a float32 sum is then below a thousandth of r
+
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator / denominator, and 0 with slope 0 where the denominator is 0: nothing is known there."""
-    empty = denominator == 0
+    empty = denominator.abs() < TINY
     return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))
 
 
 def root(square: Tensor) -> Tensor:
     """√square with slope 0, not ∞, where it vanishes: a mask or prediction that is exactly zero."""
-    empty = square <= 0
+    empty = square < TINY
     return torch.where(empty, 0, torch.where(empty, 1, square).sqrt())
 
 
 def mismatch(a: Tensor, b: Tensor, smooth: float) -> Tensor:
     """1 − s = (√a − √b)² / (a + b + δ): how far the two volumes differ."""
-    return ratio(_gap_sq(a, b, root(a * b)), a + b + smooth)
+    return ratio(_gap_sq(a, b), a + b + smooth)
 
 
-def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float, intersection: Tensor | None = None) -> Tensor:
-    """x = 1 − c = (e − (√a − √b)²) / (2r + δ), 0 where y or ŷ is zero.
+def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float) -> Tensor:
+    """x = 1 − c = (e − (√a − √b)²) / (2r + δ), 0 where y or ŷ is zero: there s or δ says it all.
 
-    That form keeps its digits near a perfect prediction, where 2(r − I) / (2r + δ), the same number, has lost them.
-    Where the volumes differ much it is the other way round: who needs x itself, not multiplied by s, gives I too.
+    That form keeps its digits near a perfect prediction, where 2(r − I) / (2r + δ), the same number, has lost them. Of
+    a prediction that all but vanishes it is the other way round. There s makes up for it, but the rounding of e may be
+    many times r: so the numerator is held between 0 and 2r, where it belongs. Its slope is not.
     """
-    r = root(a * b)
-    twice = e - _gap_sq(a, b, r)
-    if intersection is not None:
-        twice = torch.where(e < r, twice, 2 * (r - intersection))
+    r = root(a) * root(b)  # not √(a·b), which may be 0 where neither is
+    twice = e - _gap_sq(a, b)
+    held = torch.where(r < VANISHING * e, torch.minimum(twice.clamp(min=0), 2 * r), twice)
+    twice = twice + (held - twice).detach()
     return ratio(torch.where(r == 0, 0, twice), 2 * r + smooth)
 
 
-def _gap_sq(a: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    return ratio((a - b).square(), a + b + 2 * r)  # (√a − √b)²
+def misdirection(a: Tensor, b: Tensor, e: Tensor, intersection: Tensor) -> Tensor:
+    """x = 1 − I/r, of the angle alone: 0 for an absent class, which has no direction, and 1 for one that is present and
+    predicted by exactly nothing. With δ in it, "nothing" would be nearly free.
+
+    Not multiplied by s, the form of `misalignment` loses digits where the volumes differ much: there it is 2(r − I).
+    """
+    r = root(a) * root(b)
+    twice = torch.where(e < r, e - _gap_sq(a, b), 2 * (r - intersection))
+    return torch.where((a >= TINY) & (b < TINY), 1, ratio(twice, 2 * r))
+
+
+def _gap_sq(a: Tensor, b: Tensor) -> Tensor:
+    return ratio(a - b, root(a) + root(b)).square()  # (√a − √b)²
 
 
 def squared_angle(x: Tensor) -> Tensor:
@@ -57,6 +74,8 @@ def squared_angle(x: Tensor) -> Tensor:
 class _SquaredAngle(torch.autograd.Function):
     """With z = √(x/2) and g = arcsin(z)/z: t = 2x·g² and dt/dx = 2g/√(1 − x/2), both exact to the last digits from
     x = 0 on. Rounding can make x slightly negative: there arcsin goes on as arsinh, and so does t."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:

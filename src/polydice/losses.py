@@ -6,8 +6,29 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from polydice.base import Loss, LossOptions, RegionLoss, RegionOptions, flag, not_negative, number
-from polydice.geometry import cosine_coefficients, misalignment, mismatch, polynomial, ratio, squared_angle
+from polydice.base import (
+    DEFAULT_SMOOTH,
+    AveragedLoss,
+    AveragedOptions,
+    Loss,
+    LossOptions,
+    RegionLoss,
+    RegionOptions,
+    check_per_class,
+    flag,
+    not_negative,
+    number,
+)
+from polydice.geometry import (
+    TINY,
+    cosine_coefficients,
+    misalignment,
+    misdirection,
+    mismatch,
+    polynomial,
+    ratio,
+    squared_angle,
+)
 from polydice.sums import PixelSums, check_option
 
 SCALES = ("coupled", "detached", "none")
@@ -43,7 +64,8 @@ class DiceLoss(RegionLoss):
 class PolyDiceLoss(RegionLoss):
     """L = (1 − s) + s·Σ_k coefficients[k−1]·θ^(2k), with the scale s and the angle θ between y and ŷ.
 
-    `scale="coupled"` is that formula; `"detached"` holds s fixed in the second term's gradient; `"none"` has s = 1.
+    `scale="coupled"` is that formula; `"detached"` holds s fixed in the second term's gradient; `"none"` has s = 1: a
+    loss of the angle alone, without δ.
 
     >>> PolyDiceLoss((0.5, -1 / 24))  # DropDice of order 2
     PolyDiceLoss(coefficients=(0.5, -0.041666666666666664))
@@ -57,15 +79,16 @@ class PolyDiceLoss(RegionLoss):
         if len(coefficients) == 0:
             raise ValueError("coefficients is empty: the loss would not depend on the angle")
         self.coefficients = tuple(number("coefficients", value) for value in coefficients)
+        if scale == "none" and self.smooth != DEFAULT_SMOOTH:
+            raise ValueError(f"scale='none' is a loss of the angle alone, which has no δ: smooth={self.smooth}")
         self.scale = scale
         self.want = ("prediction_sq", "target_sq", "error_sq") + (("intersection",) if scale == "none" else ())
 
     def per_class(self, sums: PixelSums) -> Tensor:
-        a, b = sums.target_sq, sums.prediction_sq
-        x = misalignment(a, b, sums.error_sq, self.smooth, sums.intersection)
-        angular = polynomial(self.coefficients, squared_angle(x))
+        a, b, e = sums.target_sq, sums.prediction_sq, sums.error_sq
         if self.scale == "none":
-            return angular
+            return polynomial(self.coefficients, squared_angle(misdirection(a, b, e, sums.intersection)))
+        angular = polynomial(self.coefficients, squared_angle(misalignment(a, b, e, self.smooth)))
         lost = mismatch(a, b, self.smooth)
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
@@ -138,15 +161,16 @@ class FocalTverskyLoss(TverskyLoss):
 
     def per_class(self, sums: PixelSums) -> Tensor:
         base = super().per_class(sums)
-        perfect = base <= 0
+        perfect = base < TINY
         return torch.where(perfect, 0, torch.where(perfect, 1, base) ** (1 / self.gamma))
 
     def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
         return ("overlap", (self.alpha, self.beta, self.smooth, 1 / self.gamma), ())
 
 
-class TvMFDiceLoss(RegionLoss):
-    """L = (1 − φ)², φ = (1 + c)/(1 + κ(1 − c)) − 1, of the cosine c: the t-vMF similarity of Kato and Hotta.
+class TvMFDiceLoss(AveragedLoss):
+    """L = (1 − φ)², φ = (1 + c)/(1 + κ(1 − c)) − 1, of the cosine c = Σyŷ / √(Σy²·Σŷ²): the t-vMF similarity of Kato
+    and Hotta. A loss of the angle alone: it has no δ.
 
     κ is one number, or one per class. `update_kappa` makes it the adaptive form: κ_c = 32·Dice_c, from the validation.
 
@@ -159,7 +183,7 @@ class TvMFDiceLoss(RegionLoss):
     want = ("intersection", "prediction_sq", "target_sq", "error_sq")
     kappa: Tensor
 
-    def __init__(self, kappa: float | Sequence[float] | Tensor, **options: Unpack[RegionOptions]) -> None:
+    def __init__(self, kappa: float | Sequence[float] | Tensor, **options: Unpack[AveragedOptions]) -> None:
         super().__init__(**options)
         self.register_buffer("kappa", not_negative("kappa", kappa))
 
@@ -168,14 +192,15 @@ class TvMFDiceLoss(RegionLoss):
         dice = not_negative("dice_per_class", dice_per_class)
         if dice.ndim != 1 or dice.max() > 1:
             raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
-        self.kappa = (32 * dice).to(self.kappa.device)
+        self.kappa = (32 * dice).to(self.kappa)
+
+    def check_classes(self, logits: Tensor) -> None:
+        super().check_classes(logits)
+        check_per_class("kappa", self.kappa, logits)
 
     def per_class(self, sums: PixelSums) -> Tensor:
-        a, b = sums.target_sq, sums.prediction_sq
-        if self.kappa.ndim == 1 and len(self.kappa) != a.shape[1]:
-            raise ValueError(f"kappa has {len(self.kappa)} entries, the logits have {a.shape[1]} classes")
-        kappa = self.kappa.to(a.dtype)
-        x = misalignment(a, b, sums.error_sq, self.smooth, sums.intersection)
+        x = misdirection(sums.target_sq, sums.prediction_sq, sums.error_sq, sums.intersection)
+        kappa = self.kappa.to(x.dtype)
         return (x * (1 + 2 * kappa) / (1 + kappa * x)).square()  # 1 − φ, without its cancellation
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

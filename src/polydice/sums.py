@@ -93,6 +93,8 @@ def prepare(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.
     """Checks the tensors, but for their values."""
     labels = _check(logits, target, mask, options)
     obstacle = op.fused_obstacle(logits)
+    if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
+        op.warn_without_triton()
     if impl == "fused" and obstacle:
         raise ValueError(f"impl='fused' is not possible here: {obstacle}")
     return Pass(logits, target, mask, options, labels, impl != "eager" and not obstacle)
@@ -117,6 +119,8 @@ def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.O
     for name, value in (("logits", logits), ("target", target)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor: {type(value).__name__}")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(f"mask must be a tensor: {type(mask).__name__}; torch.as_tensor makes one")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating: {_show(logits, target)}")
     if logits.ndim < 2:

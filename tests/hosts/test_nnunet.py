@@ -231,7 +231,7 @@ NAMES = {
     "nnUNetTrainerPolyDice_epsilon-0.25": f"PolyDice1Loss(epsilon=-0.25, {DICE})",
     "nnUNetTrainerPolyDice_epsilon0": f"PolyDice1Loss(epsilon=0.0, {DICE})",
     "nnUNetTrainerPolyDice_epsilon0.5_detached": f"PolyDice1Loss(epsilon=0.5, scale='detached', {DICE})",
-    "nnUNetTrainerPolyDice_noscale": f"PolyDice1Loss(epsilon=0.2, scale='none', {DICE})",
+    "nnUNetTrainerPolyDice_noscale": "PolyDice1Loss(epsilon=0.2, scale='none', include_background=False)",
     "nnUNetTrainerDropDiceCE_order10": f"DropDiceLoss(order=10, {DICE}) + CrossEntropyLoss()",
     "nnUNetTrainerDropDice_order2_detached": f"DropDiceLoss(order=2, scale='detached', {DICE})",
 }

@@ -1,3 +1,4 @@
+import warnings
 from typing import Any
 
 import pytest
@@ -5,10 +6,11 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
-from polydice.kernels import eager
+from polydice.kernels import eager, op
 from polydice.sums import FIELDS
 from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
 
@@ -130,6 +132,66 @@ def test_the_second_derivative_is_right_or_refused() -> None:
     moved[0, 0, 0] = step
     numeric = (squared(x + moved) - squared(x - moved)) / (2 * step)
     torch.testing.assert_close(second[0, 0, 0], numeric, rtol=1e-5, atol=1e-12)
+
+
+# torch.func
+
+
+def loss_of_one(logits: Tensor, labels: Tensor) -> Tensor:
+    return (PolyDice1Loss(0.2) + CrossEntropyLoss())(logits.unsqueeze(0), labels.unsqueeze(0))
+
+
+def test_func_grad_is_autograds() -> None:
+    x, labels = torch.randn(2, 3, 10, dtype=torch.float64), torch.randint(3, (2, 10))
+    for loss in (PolyDice1Loss(0.2), DiceLoss() + CrossEntropyLoss(ignore_index=None)):
+        gradient, value = torch.func.grad_and_value(loss)(x, labels)
+        expected, its_gradient = value_and_gradient(loss, x, labels)
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+        torch.testing.assert_close(gradient, its_gradient, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of a rule that torch finds itself
+def test_func_vmap_takes_images_one_by_one() -> None:
+    x, labels = torch.randn(2, 3, 10, dtype=torch.float64), torch.randint(3, (2, 10))
+    found = torch.func.vmap(torch.func.grad(loss_of_one))(x, labels)
+    for image, its_labels, gradient in zip(x, labels, found, strict=True):
+        _, expected = value_and_gradient(lambda *given: loss_of_one(*given[:2]), image, its_labels)
+        torch.testing.assert_close(gradient, expected, rtol=SAME, atol=SAME)
+
+
+def test_forward_mode_and_second_derivatives_are_refused_in_words() -> None:
+    """Never a silent 0."""
+    x, labels = torch.randn(3, 10, dtype=torch.float64), torch.randint(3, (10,))
+
+    def loss(logits: Tensor) -> Tensor:
+        return loss_of_one(logits, labels)
+
+    for refused in (
+        lambda: torch.func.jvp(loss, (x,), (x,)),
+        lambda: torch.func.hessian(loss)(x),
+        lambda: torch.func.grad(lambda z: torch.func.grad(loss)(z).square().sum())(x),
+    ):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            with pytest.raises(RuntimeError, match="can be differentiated once, backwards"):
+                refused()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="not forwards"):
+        loss(forward_ad.make_dual(x, x))
+
+
+# Which kernels
+
+
+def test_without_triton_cuda_tensors_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_TRITON_OBSTACLE", "Triton 3.2.0 is older than 3.6")
+    op.warn_without_triton.cache_clear()
+    with FakeTensorMode():  # a CUDA tensor, but for its memory
+        x, labels = torch.empty(2, 3, 8, device="cuda"), torch.zeros(2, 8, device="cuda", dtype=torch.long)
+        DiceLoss(impl="eager")(x, labels)
+        with pytest.warns(UserWarning, match=r"kernels are not used: Triton 3.2.0 is older than 3.6\. .* plain pass"):
+            DiceLoss()(x, labels)
+        DiceLoss()(x, labels)
+    op.warn_without_triton.cache_clear()
 
 
 # One pass

@@ -142,17 +142,18 @@ def test_channels_last_is_read_by_strides() -> None:
 
 
 def losses(**options: object) -> list[Loss | LossSum]:
-    entropy = {name: value for name, value in options.items() if name not in ("batch", "absent", "smooth")}
+    angular = {name: value for name, value in options.items() if name != "smooth"}
+    entropy = {name: value for name, value in angular.items() if name not in ("batch", "absent")}
     return [
         DiceLoss(**options),
         DiceLoss(squared=False, **options),
         PolyDice1Loss(0.5, **options),
         PolyDice1Loss(0.5, scale="detached", **options),
-        PolyDice1Loss(0.5, scale="none", **options),
+        PolyDice1Loss(0.5, scale="none", **angular),
         DropDiceLoss(7, **options),
         TverskyLoss(**options),
         FocalTverskyLoss(**options),
-        TvMFDiceLoss(8.0, **options),
+        TvMFDiceLoss(8.0, **angular),
         CrossEntropyLoss(**entropy),
         PolyCE1Loss(2.0, **entropy),
         PolyDice1Loss(0.2, **options) + 0.5 * CrossEntropyLoss(**entropy) + 2 * TverskyLoss(**options),
@@ -231,6 +232,33 @@ def test_a_bad_label_poisons_its_image_alone() -> None:
     assert loss(logits, integers).isnan().all(1).tolist() == [False, False, True]
 
 
+def test_a_mask_that_is_none_poisons_its_image_alone() -> None:
+    """0/255 for 0/1, logits for probabilities, a weight below 0: as a bad label, on an accelerator."""
+    options = Options("softmax", None, ("prediction_sq", "target_sq"))
+    logits, masks = torch.randn(3, 4, 50, device=DEVICE), torch.rand(3, 4, 50, device=DEVICE)
+    masks[1, 2, 7] = 1.0009  # rounding is none
+    assert poisoned(logits, masks, None, options) == [False, False, False]
+    for bad in (255.0, 1.0011, -0.0011):
+        masks[1, 2, 7] = bad
+        assert poisoned(logits, masks, None, options) == [False, True, False]
+    keep = torch.ones(3, 50, device=DEVICE)
+    keep[1, 7] = 0
+    assert poisoned(logits, masks, keep, options) == [False, False, False]
+    keep[2, 3] = -1
+    assert poisoned(logits, masks, keep, options) == [False, False, True]
+    plain_options = options._replace(activation="none")
+    assert poisoned(logits, masks, keep, plain_options) == [True, True, True]
+    assert poisoned(logits.sigmoid(), masks, keep.abs(), plain_options) == [False, False, False]
+
+
+def poisoned(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> list[bool]:
+    from polydice.kernels import fused
+
+    sums = fused.forward(logits, target, mask, options)
+    assert torch.equal(sums.isnan().any(2).all(0), sums.isnan().all(2).any(0))  # all of an image, or none
+    return sums.isnan().all(2).all(0).tolist()
+
+
 def test_nothing_under_the_mask_is_read_into_the_loss() -> None:
     logits = torch.randn(2, 3, 40, device=DEVICE)
     target = torch.randint(0, 3, (2, 40), device=DEVICE)
@@ -262,6 +290,129 @@ def test_forbidden_classes_and_underflow() -> None:
     assert relative(value, nn.functional.cross_entropy(logits.double(), target)) < 1e-6
     target[0, 0] = 2
     assert CrossEntropyLoss()(logits, target).isposinf()
+
+
+@pytest.mark.parametrize("size", [2.0**14, 2.0**20, 2.0**32, 2.0**85])
+def test_logits_of_any_size(size: float) -> None:
+    """A softmax does not see what all logits share, and neither activation overflows before the loss does."""
+    logits = torch.randint(-8, 8, (2, 3, 40), device=DEVICE) * torch.finfo(torch.float32).eps * size
+    shifted = (size + logits).requires_grad_()
+    exact = (shifted.detach().double() - size).requires_grad_()
+    target = torch.randint(0, 3, (2, 40), device=DEVICE)
+    loss = PolyDice1Loss(0.5) + CrossEntropyLoss()
+    found, expected = loss(shifted, target), plain(loss)(exact, target)
+    assert relative(found, expected) < 1e-6
+    found.backward()
+    expected.backward()
+    assert relative(shifted.grad, exact.grad) < 1e-5
+    sigmoid = CrossEntropyLoss(activation="sigmoid")
+    value = sigmoid(-torch.ones(1, 1, 4, device=DEVICE) * size, torch.ones(1, 4, device=DEVICE, dtype=torch.int64))
+    assert relative(value, torch.tensor(size, device=DEVICE)) < 1e-6
+
+
+def test_an_infinite_logit_of_a_sigmoid_is_a_certainty() -> None:
+    logits = torch.tensor([[[torch.inf, torch.inf, -torch.inf, -torch.inf]]], device=DEVICE)
+    loss = CrossEntropyLoss(activation="sigmoid", impl="fused", reduction="sum")
+    assert loss(logits[..., ::2], torch.tensor([[1, 0]], device=DEVICE)) == 0
+    assert loss(logits[..., 1::2], torch.tensor([[0, 1]], device=DEVICE)).isposinf()
+
+
+VANISHING = [
+    DiceLoss(smooth=0.0, reduction="sum"),
+    PolyDice1Loss(0.5, smooth=0.0),
+    PolyDice1Loss(0.5, scale="detached", absent="skip"),
+    TverskyLoss(smooth=0.0),
+    FocalTverskyLoss(smooth=1e-5),
+    TvMFDiceLoss(2.0),
+    PolyDice1Loss(0.5, scale="none"),
+]
+
+
+@pytest.mark.parametrize("loss", VANISHING, ids=repr)
+def test_predictions_that_vanish(loss: Loss) -> None:
+    """Every gap, a class that is present and one that is absent, and the gradient as a scaler has it."""
+    gaps = torch.tensor([14.0, 18.0, 30.0, 43.0, 44.0, 60.0, 87.0, 88.0, 104.0, 360.0, 1e4], device=DEVICE)
+    target = torch.arange(20, device=DEVICE).remainder(2).expand(len(gaps), 20)
+    for favoured in (0, 1):
+        logits = torch.zeros(len(gaps), 3, 20, device=DEVICE)
+        logits[:, favoured] = gaps[:, None]
+        logits.requires_grad_()
+        found, expected = loss(logits, target), plain(loss)(logits.detach().double(), target)
+        assert relative(found, expected) < 1e-5
+        (2.0**16 * found).backward()
+        assert logits.grad.isfinite().all()
+
+
+# Raw pointers
+
+
+def test_weights_elsewhere_never_reach_a_kernel() -> None:
+    """Whatever a plan was made for: the second loss has the first one's plan, and its weights on another device."""
+    logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
+    here, elsewhere = (DiceLoss(weight=[1.0, 2.0, 3.0]) for _ in range(2))
+    value = here.to(DEVICE)(logits, target)
+    elsewhere = elsewhere.to("cpu" if GPU else "meta")
+    for loss in (elsewhere, plain(elsewhere), elsewhere + CrossEntropyLoss()):
+        with pytest.raises(ValueError, match="weight is on "):
+            loss(logits, target)
+    assert torch.equal(here(logits, target), value)  # the context is alive
+
+
+def test_a_launch_refuses_weights_of_another_device_or_type() -> None:
+    from polydice.base import _plan
+
+    logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
+    loss = DiceLoss(weight=[1.0, 2.0, 3.0]).to(DEVICE)
+    plan = _plan([(1.0, loss)], logits, target, None)
+    assert plan is not None
+    right = torch.ones(1, 3, dtype=torch.float64, device=DEVICE)
+    for wrong in (right.to("cpu" if GPU else "meta"), right.float()):
+        with pytest.raises(ValueError, match="weights for logits on"):
+            plan(logits, target, None, wrong)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded"])
+def test_saved_tensors_that_come_back_as_copies(layout: str) -> None:
+    """As `save_on_cpu` gives them: elsewhere in memory, and contiguous."""
+    logits = torch.randn(2, 3, 6, 7, device=DEVICE)
+    if layout == "channels last":
+        logits = logits.contiguous(memory_format=torch.channels_last)
+    if layout == "expanded":
+        logits = logits[:, :, :1].expand(2, 3, 6, 7)
+    logits.requires_grad_()
+    target, mask = torch.randint(0, 3, (2, 6, 7), device=DEVICE), torch.rand(2, 6, 7, device=DEVICE)
+    loss = PolyDice1Loss(0.5) + CrossEntropyLoss()
+    (expected,) = torch.autograd.grad(2 * loss(logits, target, mask), logits)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t, lambda t: t.clone(memory_format=torch.contiguous_format)
+    ):
+        value = 2 * loss(logits, target, mask)
+    (found,) = torch.autograd.grad(value, logits)
+    assert relative(found, expected) < 1e-6
+
+
+@gpu_only
+def test_a_tensor_moved_before_backward_is_refused() -> None:
+    """As `module.cpu()` moves its parameters."""
+    logits = torch.randn(2, 3, 40, device=DEVICE, requires_grad=True)
+    for moved in (logits, torch.randint(0, 3, (2, 40), device=DEVICE)):
+        value = DiceLoss()(
+            logits, moved if moved is not logits else torch.zeros(2, 40, dtype=torch.long, device=DEVICE)
+        )
+        moved.data = moved.data.cpu()
+        with pytest.raises(RuntimeError, match="changed their device between forward and backward"):
+            value.backward()
+        moved.data = moved.data.to(DEVICE)
+
+
+def test_tensors_without_memory_take_the_plain_pass() -> None:
+    """Fake ones, as tracers make them: a kernel would get their pointer, which is none."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        logits = torch.randn(2, 3, 40, device=DEVICE, requires_grad=True)
+        (DiceLoss() + CrossEntropyLoss())(logits, torch.randint(0, 3, (2, 40), device=DEVICE)).backward()
+    assert logits.grad.shape == logits.shape
 
 
 def test_same_bits_twice() -> None:

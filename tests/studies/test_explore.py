@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polydice.studies
-from polydice.base import RegionLoss
+from polydice.base import AveragedLoss
 from polydice.losses import DiceLoss, DropDiceLoss, PolyDice1Loss, TvMFDiceLoss
 from polydice.studies.plane import OPTIONS, at, slopes
 from polydice.studies.style import COLOURS
@@ -20,13 +20,13 @@ PAGE = Path(polydice.studies.__file__).with_name("explore.html").read_text(encod
 KEYS = {"dice": "DiceLoss", "dropdice": "DropDiceLoss", "polydice1": "PolyDice1Loss", "tvmf": "TvMFDiceLoss"}
 
 
-def loss_of(key: str, order: int, epsilon: float, kappa: float, delta: float) -> RegionLoss:
+def loss_of(key: str, order: int, epsilon: float, kappa: float, delta: float) -> AveragedLoss:
     options = {**OPTIONS, "smooth": delta}
     return {
         "dice": DiceLoss(**options),
         "dropdice": DropDiceLoss(order, **options),
         "polydice1": PolyDice1Loss(epsilon, **options),
-        "tvmf": TvMFDiceLoss(kappa, **options),
+        "tvmf": TvMFDiceLoss(kappa),
     }[key]
 
 

@@ -29,5 +29,5 @@ def test_a_loss_is_the_papers_formula_of_scale_and_angle(
 
 
 def test_t_vmf_dice_does_not_depend_on_the_scale() -> None:
-    values = at(TvMFDiceLoss(2, **OPTIONS), S, THETA)
+    values = at(TvMFDiceLoss(2), S, THETA)
     torch.testing.assert_close(values, values[:, :1].expand_as(values), rtol=0, atol=1e-12)

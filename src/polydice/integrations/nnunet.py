@@ -21,7 +21,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from polydice.base import Loss, LossOptions, LossSum, RegionLoss
+from polydice.base import AveragedLoss, Loss, LossOptions, LossSum
 from polydice.losses import CrossEntropyLoss, DropDiceLoss, PolyDice1Loss
 
 FOLDER = str(Path(__file__).with_name("nnunet_trainers"))
@@ -54,15 +54,17 @@ class NnUNetLoss(nn.Module):
 
 
 def nnunet_loss(
-    dice: Callable[..., RegionLoss],
+    dice: Callable[..., AveragedLoss],
     *,
     cross_entropy: bool,
     batch_dice: bool,
+    smooth: float | None = SMOOTH,
     regions: int = 0,
     ignore_label: int | None = None,
     ddp: bool = False,
 ) -> NnUNetLoss:
-    """nnU-Net's loss with `dice` in place of its Dice. `regions` is their number, 0 for a training with labels.
+    """nnU-Net's loss with `dice` in place of its Dice. `regions` is their number, 0 for a training with labels;
+    `smooth` is None for a loss of the angle alone, which has none.
 
     >>> nnunet_loss(partial(PolyDice1Loss, 0.2), cross_entropy=True, batch_dice=False)
     NnUNetLoss(
@@ -72,7 +74,8 @@ def nnunet_loss(
     options: LossOptions = {"activation": "sigmoid"} if regions else {"ignore_index": ignore_label}
     if ddp and batch_dice:
         options["process_group"] = dist.group.WORLD
-    loss: Loss | LossSum = dice(include_background=bool(regions), batch=batch_dice, smooth=SMOOTH, **options)
+    delta = {} if smooth is None else {"smooth": smooth}
+    loss: Loss | LossSum = dice(include_background=bool(regions), batch=batch_dice, **delta, **options)
     ignore_channel = bool(regions) and ignore_label is not None
     if cross_entropy:
         # nnU-Net's mean over the pixels that count is a sum over the regions, once there is an ignore label.
@@ -84,16 +87,20 @@ def nnunet_loss(
 def trainer(name: str) -> type | None:
     """The trainer of that name, if it is one of ours; always the same class, as pickle wants it."""
     if found := POLYDICE.fullmatch(name):
-        dice: Callable[..., RegionLoss] = partial(PolyDice1Loss, float(found[2] or EPSILON))
+        dice: Callable[..., AveragedLoss] = partial(PolyDice1Loss, float(found[2] or EPSILON))
     elif found := DROPDICE.fullmatch(name):
         dice = partial(DropDiceLoss, int(found[2] or ORDER))
     else:
         return None
-    return trainer_with(name, partial(dice, scale=SCALES[found[3]]), cross_entropy=found[1] is not None)
+    scale = SCALES[found[3]]
+    smooth = None if scale == "none" else SMOOTH
+    return trainer_with(name, partial(dice, scale=scale), cross_entropy=found[1] is not None, smooth=smooth)
 
 
-def trainer_with(name: str, dice: Callable[..., RegionLoss], *, cross_entropy: bool) -> type:
-    """nnU-Net's trainer with `dice` in place of its Dice."""
+def trainer_with(
+    name: str, dice: Callable[..., AveragedLoss], *, cross_entropy: bool, smooth: float | None = SMOOTH
+) -> type:
+    """nnU-Net's trainer with `dice` in place of its Dice; `smooth` as in `nnunet_loss`."""
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
     class Trainer(nnUNetTrainer):  # type: ignore[misc]
@@ -105,6 +112,7 @@ def trainer_with(name: str, dice: Callable[..., RegionLoss], *, cross_entropy: b
                 dice,
                 cross_entropy=cross_entropy,
                 batch_dice=self.configuration_manager.batch_dice,
+                smooth=smooth,
                 regions=labels.num_segmentation_heads if labels.has_regions else 0,
                 ignore_label=labels.ignore_label,
                 ddp=self.is_ddp,

@@ -18,7 +18,9 @@ CPU_BLOCK = 1 << 18
 ACCELERATOR_BLOCK = 1 << 24
 # Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
 SMALL = 1 << 16
-LARGE = 1e30
+TOLERANCE = 1e-3  # by which a probability may be beyond 0 or 1: more than any rounding, less than any mistake
+PROBABLE = -TOLERANCE, 1 + TOLERANCE
+LARGEST = 2.0**120  # slope of a sum: a few of them can be added up in float32
 # Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
@@ -86,11 +88,10 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     dtype = sum_dtype(logits.device)
     sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
     for block in _blocks(logits, target, mask, options):
-        runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here = sums[:, block.images]
+        _refuse_bad_values(block, options.activation, here)
+        runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
-        if "cross_entropy" in runs:
-            _infinite_again(here[options.want.index("cross_entropy")])
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
     return sums
@@ -99,11 +100,17 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
 def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """The gradient of the logits from that of the sums; the probabilities are computed anew, block by block."""
     result = torch.empty_like(logits)
-    slopes = grad.to(pixel_dtype(logits)).unsqueeze(-1)
+    slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
     for block in _blocks(logits, target, mask, options):
         slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
         _logit_gradient(block, slope, options.activation, out=result[block.images, :, block.pixels])
     return result
+
+
+def bounded(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """The slopes of the sums in the type of the pixels. That of b goes as 1/b, and a scaler of gradients multiplies it:
+    beyond float32 it would be infinite, and NaN where it meets a probability that is 0."""
+    return grad if dtype == torch.float64 else grad.clamp(-LARGEST, LARGEST).to(dtype)
 
 
 def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Iterator[Block]:
@@ -180,6 +187,28 @@ def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
         raise ValueError(f"{kind} {low if low < 0 else high} is not in [0, {limit}), and is not ignored either")
 
 
+def _refuse_bad_values(block: Block, activation: str, sums: Tensor) -> None:
+    """What is no probability though it should be, and weights below 0: as bad labels. NaN is seen in the loss."""
+    if block.target.is_floating_point():
+        _refuse_beyond(block.y, *PROBABLE, sums, "masks must lie in [0, 1]", "0/255 is divided by 255 first")
+    if activation == "none":
+        advice = "for logits there are 'softmax' and 'sigmoid'"
+        _refuse_beyond(block.p, *PROBABLE, sums, "activation='none' takes probabilities, in [0, 1]", advice)
+    if block.weight is not None:
+        rule = "the weights in a mask must not be negative"
+        _refuse_beyond(block.weight, 0, math.inf, sums, rule, "0 leaves a pixel out")
+
+
+def _refuse_beyond(values: Tensor, low: float, high: float, sums: Tensor, rule: str, advice: str) -> None:
+    if values.device.type != "cpu":
+        each = values.flatten(1)
+        sums.masked_fill_(((each.amin(1) < low) | (each.amax(1) > high)).unsqueeze(1), torch.nan)
+        return
+    least, most = (float(value) for value in values.aminmax())
+    if least < low or most > high:
+        raise ValueError(f"{rule}: they are from {least:.6g} to {most:.6g}; {advice}")
+
+
 def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
     """What each pixel adds to each wanted sum. The last two are formed in place: they destroy `y` and `p`."""
     y, p, want = block.y, block.p, options.want
@@ -211,22 +240,26 @@ def _runs(values: Tensor, block: Block) -> Tensor:
 
 
 def _cross_entropy(block: Block, activation: str) -> Tensor:
-    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows. An infinity is made
-    LARGE, so that a product with y chooses the truth's; `_infinite_again` turns it back."""
-    y, (entropy, bounded, other) = block.y, block.spare
+    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows."""
+    y, (entropy, positive, other) = block.y, block.spare
     x = block.x if block.x.dtype == y.dtype else other.copy_(block.x)
     if activation == "softmax":
         # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
         torch.sub(x.amax(1, keepdim=True), x, out=entropy).sub_(block.p.amax(1, keepdim=True).log_())
-        return entropy.clamp_(max=LARGE).mul_(y)
-    torch.abs(x, out=entropy).neg_().exp_().log1p_()
-    torch.clamp(x, -LARGE, LARGE, out=bounded)
-    entropy.add_(torch.clamp(bounded, min=0, out=other))  # x may lie in `other`, and has been read
-    return entropy.sub_(bounded.mul_(y))
+        infinite = _perhaps_infinite(entropy)
+        entropy.mul_(y)
+        return entropy.masked_fill_(y == 0, 0) if infinite else entropy
+    if _perhaps_infinite(torch.abs(x, out=entropy)):
+        share = torch.where(x > 0, 1 - y, y)  # of |x|
+        return (entropy * share).masked_fill_(share == 0, 0).add_(entropy.neg_().exp_().log1p_())
+    # max(x, 0) - xy first: it is often 0, and the logarithm then keeps its digits.
+    torch.clamp(x, min=0, out=positive).addcmul_(x, y, value=-1)
+    return entropy.neg_().exp_().log1p_().add_(positive)
 
 
-def _infinite_again(total: Tensor) -> Tensor:
-    return total.masked_fill_(total > LARGE * 1e-10, torch.inf)  # a pixel's weight may have made it smaller
+def _perhaps_infinite(values: Tensor) -> bool:
+    """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
+    return values.device.type != "cpu" or bool(values.amax() == torch.inf)
 
 
 def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, sum_dtype
+from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, flatten, sum_dtype
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.triton import pass_backward, pass_forward
 
@@ -102,6 +102,8 @@ class Plan(NamedTuple):
     gather: Launch | None
     tail: Launch
     space: int  # numbers to work in, laid out as `tail` says
+    options: Options
+    labels: bool
 
     def __call__(self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
         loss: Tensor = FusedLoss.apply(logits, target, mask, weights, self)  # type: ignore[no-untyped-call]
@@ -199,6 +201,8 @@ class FusedLoss(torch.autograd.Function):
         ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, plan: Plan
     ) -> Tensor:
         device = logits.device
+        if weights is not None and (weights.device != device or weights.dtype != torch.float64):
+            raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
         space = torch.empty(plan.space, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
         with _current(device) as stream:
@@ -206,7 +210,7 @@ class FusedLoss(torch.autograd.Function):
             if plan.gather is not None:
                 plan.gather(stream, space)
             plan.tail(stream, space, space if weights is None else weights, loss)
-        ctx.plan = plan
+        ctx.plan, ctx.memory = plan, _memory(logits, target, mask)
         ctx.save_for_backward(logits, target, mask, space)
         return loss
 
@@ -215,10 +219,29 @@ class FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, mask, space = ctx.saved_tensors
+        if ctx.memory != _memory(logits, target, mask):
+            return _replanned_backward(ctx.plan, grad, logits, target, mask, space), None, None, None, None
         result = torch.empty_like(logits)
         with _current(logits.device) as stream:
             ctx.plan.over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
         return result, None, None, None, None
+
+
+def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:
+    return logits.data_ptr(), target.data_ptr(), 0 if mask is None else mask.data_ptr()
+
+
+def _replanned_backward(
+    plan: Plan, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, space: Tensor
+) -> Tensor:
+    """For saved tensors that came back as copies, from the host's memory for one: they may lie differently."""
+    devices = [tensor.device for tensor in (grad, logits, target, mask, space) if tensor is not None]
+    if len(set(devices)) > 1:
+        raise RuntimeError(f"logits, target or mask changed their device between forward and backward: {devices}")
+    batch, classes = logits.shape[:2]
+    slopes = space[: len(plan.options.want) * batch * classes].view(-1, batch, classes)
+    flat = flatten(logits, target, mask, plan.labels)
+    return backward(grad * slopes, *flat, plan.options).view_as(logits)
 
 
 class Layout(NamedTuple):
@@ -280,8 +303,10 @@ def plan_loss(
             labels,
             weighted,
             logits.device,
-        ),
+        ),  # fmt: skip
         3 * room + slopes * over_pixels.programs,
+        options,
+        labels,
     )
 
 

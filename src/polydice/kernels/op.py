@@ -5,12 +5,15 @@ which depend on data, do not break the graph. Backward is an operator of its own
 """
 
 import os
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polydice.kernels import eager
 from polydice.kernels.eager import Options
@@ -63,8 +66,47 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return gradient, None, None, None, None, None, None
 
 
-def _refuse(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-    raise RuntimeError("polydice's losses can be differentiated once, not twice")
+def _refuse(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError("polydice's losses can be differentiated once, backwards: not twice, and not forwards")
+
+
+class _Sums(torch.autograd.Function):
+    """The operator for the transforms of `torch.func`, which do not see through its own registration."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_save)
+    jvp = staticmethod(_refuse)
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return torch.ops.polydice.pixel_sums(*inputs)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Gradient.apply(grad, *ctx.saved_tensors, *ctx.options), *[None] * 6  # type: ignore[no-untyped-call]
+
+
+class _Gradient(torch.autograd.Function):
+    generate_vmap_rule = True
+    backward = jvp = staticmethod(_refuse)
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return torch.ops.polydice.pixel_sums_backward(*inputs)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+
+def pixel_sums(*inputs: Any) -> Tensor:
+    """The operator. Under `torch.func.grad` and `vmap` it is differentiable too, and refuses forward mode, which would
+    silently take it for a constant."""
+    if not torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):
+        return _Sums.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.ops.polydice.pixel_sums(*inputs)  # type: ignore[no-any-return]
 
 
 for _name, _real, _fake in (
@@ -75,8 +117,6 @@ for _name, _real, _fake in (
     torch.library.register_fake(f"polydice::{_name}", _fake, lib=_library)
 torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
 torch.library.register_autograd("polydice::pixel_sums_backward", _refuse, lib=_library)
-
-pixel_sums = torch.ops.polydice.pixel_sums
 
 
 def _triton_obstacle() -> str:
@@ -90,19 +130,50 @@ def _triton_obstacle() -> str:
 
 
 _TRITON_OBSTACLE = _triton_obstacle()
-# Triton's interpreter runs kernels on any device, for tests.
+
+
+@cache
+def warn_without_triton() -> None:
+    """Says once why CUDA tensors take the plain pass: it is right, and several times slower."""
+    if _TRITON_OBSTACLE:
+        warnings.warn(
+            f"polydice's fused kernels are not used: {_TRITON_OBSTACLE}. The losses take the plain pass, with the same "
+            "result; impl='eager' does so without this warning",
+            stacklevel=2,
+        )
+
+
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def fused_device(logits: object) -> bool:
-    """Whether the fused kernels are worth a thought: a tensor on a device that they run on."""
-    return isinstance(logits, Tensor) and (logits.is_cuda or _INTERPRETED)
+def may_fuse(logits: object, target: object, mask: object) -> bool:
+    """Whether a whole loss may go to the kernels, which are given raw pointers: plain tensors on a device of theirs.
+
+    Not those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere. These make
+    the pass over the pixels through the operator.
+    """
+    return (
+        _has_memory(logits)
+        and _has_memory(target)
+        and (mask is None or _has_memory(mask))
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _has_memory(tensor: Any) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and _has_kernels(tensor)
+
+
+def _has_kernels(tensor: Tensor) -> bool:
+    """Triton's interpreter runs them on a CPU, for tests."""
+    return tensor.is_cuda or (_INTERPRETED and tensor.device.type == "cpu")
 
 
 def fused_obstacle(logits: Tensor) -> str:
     """Why the fused kernels cannot run on these logits; nothing if they can."""
     if _TRITON_OBSTACLE:
         return _TRITON_OBSTACLE
-    if not fused_device(logits):
+    if not _has_kernels(logits):
         return f"the logits are on {logits.device}, not on a CUDA device"
     return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"

@@ -13,6 +13,7 @@ POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
 
 
 TINY = tl.constexpr(2.0**-126)  # geometry.TINY: what is smaller counts as 0
+VANISHING = tl.constexpr(1e-4)  # as geometry.VANISHING
 LARGEST = tl.constexpr(2.0**120)  # eager.LARGEST: slopes are kept in float32
 
 
@@ -40,11 +41,14 @@ def _polynomial(
     whole = _quotient(1.0, a + b + smooth)
     r = root_a * root_b
     d = _quotient(a - b, root_a + root_b)
-    lost = d * d * whole
-    gap_b = -d * of_root  # of d^2
+    gap = d * d
+    gap_b = -d * of_root
+    lost = gap * whole
     lost_b = (gap_b - lost) * whole
     x_e = tl.where(r == 0, 0.0, _quotient(1.0, 2 * r + smooth))
-    x = (e - d * d) * x_e
+    twice = e - gap
+    held = tl.where(twice < 0, 0.0, tl.where(twice > 2 * r, 2 * r, twice))
+    x = tl.where(r < VANISHING * e, held, twice) * x_e
     x_b = -(gap_b + x * root_a * of_root) * x_e
     # The angle is twice that of u = 1 - cos(angle / 2), where its series converges three times as fast:
     # t = 4 * 2 sum (2u)^k / (k^2 binomial(2k, k)); the k-th term is (k-1)^2 / (k (2k-1)) u of the one before.
@@ -76,8 +80,9 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
     of_i = _quotient(-(alpha + beta) - loss * (1 - alpha - beta), whole)
     of_p = _quotient(alpha * (1 - loss), whole)
     if EXPONENT != 1:
-        base = tl.where(loss <= 0, 1.0, loss)
-        focal = tl.where(loss <= 0, 0.0, tl.exp2(EXPONENT * tl.log2(base)))
+        perfect = loss < TINY
+        base = tl.where(perfect, 1.0, loss)
+        focal = tl.where(perfect, 0.0, tl.exp2(EXPONENT * tl.log2(base)))
         bend = EXPONENT * focal / base
         return focal, bend * of_i, bend * of_p
     return loss, of_i, of_p
@@ -126,6 +131,7 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
         image = tl.arange(0, BLOCK_B)[:, None]
         channel = tl.arange(0, BLOCK_C)[None, :]
         here = slopes + (FIELD * batch + image) * classes + channel
+        slope = tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
         tl.store(here, tl.broadcast_to(slope, (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
 
 
@@ -179,7 +185,7 @@ def tail(
         if WEIGHTS:
             weight = weight * tl.load(weights + n * classes + channel, mask=channel < classes, other=0.0).to(tl.float64)
         if SKIP[n]:
-            weight = tl.where((truth if TARGET >= 0 else a) == 0, 0.0, weight)
+            weight = tl.where((truth if TARGET >= 0 else a) < TINY, 0.0, weight)
         count = weight
         if KIND[n] == POLYNOMIAL:
             each, each_b, each_e = _polynomial(

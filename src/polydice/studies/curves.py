@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from polydice.base import Loss, RegionLoss, RegionOptions
+from polydice.base import AveragedLoss, AveragedOptions, Loss
 from polydice.losses import (
     CrossEntropyLoss,
     DiceLoss,
@@ -41,7 +41,7 @@ THETA = torch.linspace(0, math.pi - 1e-3, 400, dtype=torch.float64)  # not π it
 
 class Curve(NamedTuple):
     name: str
-    loss: RegionLoss
+    loss: AveragedLoss
     colour: str
     dashes: str = "-"
 
@@ -159,7 +159,7 @@ def fold() -> Figure:
     return figure
 
 
-def _draw_descent(axes: Axes, loss: RegionLoss) -> None:
+def _draw_descent(axes: Axes, loss: AveragedLoss) -> None:
     s = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
     theta = torch.linspace(0.1, 1.5, 8, dtype=torch.float64)
     by_s, by_theta = slopes(loss, s, theta[:, None])
@@ -172,7 +172,7 @@ def _draw_descent(axes: Axes, loss: RegionLoss) -> None:
 
 PIXELS, MASK = 300, 50  # of the image in which regions overlap, and of the mask
 SURE = math.log(99.0)  # the logit of 99 %
-_SIGMOID: RegionOptions = {"activation": "sigmoid"}
+_SIGMOID: AveragedOptions = {"activation": "sigmoid"}
 LOSSES: dict[str, Loss] = {
     "Dice": DiceLoss(**_SIGMOID),
     "Dice, squared=False": DiceLoss(squared=False, **_SIGMOID),

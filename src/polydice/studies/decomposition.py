@@ -12,7 +12,7 @@ from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 from matplotlib.patches import Arc
 from torch import Tensor
 
-from polydice.geometry import misalignment, mismatch, squared_angle
+from polydice.geometry import misdirection, mismatch, squared_angle
 from polydice.losses import DiceLoss, DropDiceLoss, PolyDice1Loss
 from polydice.studies.plane import OPTIONS, at
 from polydice.studies.style import COLOURS, GREY, INK, mixed
@@ -30,7 +30,7 @@ def overview() -> Figure:
     sums = pixel_sums(prediction[None, None], target[None, None], activation="none")
     a, b = sums.target_sq, sums.prediction_sq
     scale = float(1 - mismatch(a, b, 0))
-    angle = float(squared_angle(misalignment(a, b, sums.error_sq, 0)).sqrt())
+    angle = float(squared_angle(misdirection(a, b, sums.error_sq, sums.intersection)).sqrt())
     figure = Figure(figsize=(12, 4.9))
     titles = "A mask and a prediction are two vectors", "Dice is scale times direction", "What replaces 1 − cos θ"
     for left, title in zip(COLUMNS, titles, strict=True):

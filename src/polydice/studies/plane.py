@@ -3,17 +3,19 @@
 import torch
 from torch import Tensor
 
-from polydice.base import RegionLoss, RegionOptions
+from polydice.base import AveragedLoss, RegionOptions
+from polydice.sums import PixelSums
 
-# Of a loss that is evaluated here. δ = 0 as in the paper's figures: only then are s and θ those of the vectors alone.
-OPTIONS: RegionOptions = {"activation": "none", "reduction": "none", "smooth": 0.0}
+# Of a loss with δ that is evaluated here. δ = 0 as in the paper's figures: only then are s and θ those of the vectors.
+OPTIONS: RegionOptions = {"smooth": 0.0}
 
 
-def at(loss: RegionLoss, s: Tensor | float, theta: Tensor) -> Tensor:
+def at(loss: AveragedLoss, s: Tensor | float, theta: Tensor) -> Tensor:
     """L(s, θ), for scales and angles that broadcast.
 
-    An image of two pixels is enough: the mask y = (1, 0) and the prediction ŷ = ρ·(cos θ, sin θ), ρ ≤ 1, have the
-    angle θ between them, and the scale s = 2ρ/(1 + ρ²).
+    It is the loss of two pixels: the mask y = (1, 0) and the prediction ŷ = ρ·(cos θ, sin θ), ρ ≤ 1, have the angle θ
+    between them, and the scale s = 2ρ/(1 + ρ²). Beyond π/2, where the paper's figures go on, ŷ is no prediction: the
+    loss is given the sums.
 
     >>> from polydice import DiceLoss
     >>> at(DiceLoss(**OPTIONS), 0.5, torch.tensor([0.0, torch.pi / 2], dtype=torch.float64))
@@ -21,13 +23,20 @@ def at(loss: RegionLoss, s: Tensor | float, theta: Tensor) -> Tensor:
     """
     scale, theta = torch.broadcast_tensors(torch.as_tensor(s, dtype=theta.dtype), theta)
     rho = scale / (1 + (1 - scale.square()).sqrt())
-    prediction = torch.stack([rho * theta.cos(), rho * theta.sin()], dim=-1).reshape(-1, 1, 2)
-    target = prediction.new_tensor([1, 0]).expand_as(prediction)
-    value: Tensor = loss(prediction, target)
-    return value.reshape(theta.shape)
+    p = torch.stack([rho * theta.cos(), rho * theta.sin()]).reshape(2, -1, 1)
+    y = p.new_tensor([1, 0]).view(2, 1, 1).expand_as(p)
+    sums = PixelSums(
+        intersection=(y * p).sum(0),
+        prediction=p.sum(0),
+        prediction_sq=p.square().sum(0),
+        target=y.sum(0),
+        target_sq=y.square().sum(0),
+        error_sq=(y - p).square().sum(0),
+    )
+    return loss.per_class(sums).reshape(theta.shape)
 
 
-def slopes(loss: RegionLoss, s: Tensor | float, theta: Tensor) -> tuple[Tensor, Tensor]:
+def slopes(loss: AveragedLoss, s: Tensor | float, theta: Tensor) -> tuple[Tensor, Tensor]:
     """∂L/∂s and ∂L/∂θ by autograd, for s below 1 and θ below π: ρ(s) has no slope at 1, arccos none at −1."""
     points = torch.broadcast_tensors(torch.as_tensor(s, dtype=theta.dtype), theta)
     scale, angle = (part.clone().requires_grad_() for part in points)
