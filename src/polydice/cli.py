@@ -1,13 +1,17 @@
 """The command line. It must answer --help at once, so it imports nothing heavy by itself."""
 
 import argparse
+import functools
 import importlib
+import inspect
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
 
 from polydice import __version__
+from polydice.values import check
 
 # A command is a function: its arguments are the options, its docstring the help, its result the exit status.
 COMMANDS = {
@@ -60,7 +64,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         print(f"polydice {name} needs {missing.name}: pip install 'polydice[study]'", file=sys.stderr)
         return 2
     try:
-        status: int = tyro.cli(command, prog=f"polydice {name}", args=_with_config(arguments))
+        status: int = tyro.cli(_checked(command, name), prog=f"polydice {name}", args=_with_config(arguments))
     except KeyboardInterrupt:
         print(f"\npolydice {name}: interrupted", file=sys.stderr)
         return 130
@@ -68,6 +72,24 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
+
+
+def _checked(command: Callable[..., int], name: str) -> Callable[..., int]:
+    """The command, which refuses what its annotations do not allow: tyro knows types, and no ranges."""
+
+    @functools.wraps(command)
+    def checked(*arguments: Any, **options: Any) -> int:
+        given = inspect.signature(command).bind(*arguments, **options).arguments
+        hints = get_type_hints(command, include_extras=True)
+        for option, value in given.items():
+            try:
+                check(f"--{option.replace('_', '-')}", value, hints[option])
+            except ValueError as problem:
+                print(f"polydice {name}: {problem}", file=sys.stderr)
+                return 2
+        return command(*arguments, **options)
+
+    return checked
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:

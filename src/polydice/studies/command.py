@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import tyro
 
 from polydice.training.config import CACHE
+from polydice.values import Count, Range
+
+Share = Annotated[float, Range(0, open=True), Range(0, 1)]
 
 
 def study(
@@ -16,17 +19,17 @@ def study(
     data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data"),
     cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = CACHE,
     engine: Literal["local", "ray"] = "local",
-    jobs: int | None = None,
-    per_gpu: int = 1,
+    jobs: Count | None = None,
+    per_gpu: Count = 1,
     address: str | None = None,
-    gpu_share: float = 1.0,
+    gpu_share: Share = 1.0,
     list: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Trains every network of a recipe, compares the losses and writes a report.
 
     A study can be stopped at any time: the same command goes on with it. Runs that failed are tried again. The exit
-    status is 1 if runs failed, 2 if the study could not begin, and else 0.
+    status is 1 if runs failed, 2 if the study could not begin, for lack of data say, and else 0.
 
     Example: polydice study demo --out runs/demo
 
@@ -81,13 +84,18 @@ def _run(
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
+    from polydice.studies.recipe import RecipeError
     from polydice.studies.report import write_report
     from polydice.studies.study import create
 
     study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
     states = {run: study.state(run) for run in study.runs}
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
-    for name in dict.fromkeys(run.dataset for run, state in states.items() if state == "no data"):
+    missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
+    if set(states.values()) == {"no data"}:
+        folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
+        raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
+    for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
     live = Live(study)
     try:

@@ -26,6 +26,7 @@ from polydice.training.inference import OVERLAP, Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
+from polydice.values import Count, check
 
 BEST, LAST = "best.safetensors", "last.safetensors"
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
@@ -54,8 +55,7 @@ def predict(
     `checkpoint` is a file of weights, or the folder of a run. `inputs` are files and folders of them. With `overlay` a
     PNG beside each label map shows it on the image; `flips` averages the logits over all flips of the image.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1: {batch}")
+    check("batch", batch, Count)
     predictor = load(checkpoint, device, flips)
     jobs = label_files.jobs(inputs, out, predictor.channels > 1 and predictor.intensity != "colour", overlay)
     out.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from polydice.values import Count
+
 
 def predict(
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")],
@@ -16,7 +18,7 @@ def predict(
     overlay: bool = False,
     flips: bool = False,
     device: str | None = None,
-    batch: int = 8,
+    batch: Count = 8,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Segments images and volumes of any size: a label map for each, in its own size, geometry and format.
