@@ -88,6 +88,42 @@ def test_a_number_that_would_train_nothing_is_refused_at_the_start(
     assert not (tmp_path / "s").exists()
 
 
+def test_a_recipe_toml_is_named_for_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "theirs"):
+        Path(name).mkdir()
+        Path(name, "recipe.toml").write_text(RECIPE.replace(GENERATED, NOWHERE))
+        assert main(["study", f"{name}/recipe.toml"]) == 2
+    monkeypatch.chdir("mine")
+    assert main(["study", "recipe.toml"]) == 2
+    assert Path("runs", "mine", "recipe.toml").is_file()
+    assert sorted(path.name for path in tmp_path.glob("runs/*")) == ["mine", "theirs"]
+
+
+def test_two_recipes_do_not_share_a_folder_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = RECIPE.replace(GENERATED, NOWHERE)
+    said = []
+    for name, recipe in [
+        ("a", text),
+        ("a", text),
+        ("b", text.replace("epochs = 2", "epochs = 3")),
+        ("c", text.replace("seeds = [0]", "seeds = [0, 1]")),
+    ]:
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "study.toml").write_text(recipe)
+        assert main(["study", f"{name}/study.toml"]) == 2
+        said.append(capsys.readouterr().err.splitlines())
+    no_data = said[0]
+    assert said[1] == no_data
+    assert said[2][0].startswith("polydice study: runs/study holds a study with another recipe: take another folder")
+    assert said[3] == ["runs/study holds a study with another recipe, which this one extends by 6 runs", *no_data]
+
+
 def nobody_is_left_of(group: int) -> bool:
     for _ in range(100):  # the last of them ends by itself, soon
         try:

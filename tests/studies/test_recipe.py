@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,18 @@ def test_the_papers_tables_are_planned_whole(name: str) -> None:
     assert (settings.epochs, settings.batch, settings.rate, settings.momentum, settings.decay) == (
         200, 24, 0.01, 0.9, 1e-4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["..", ".", "...", "a" * 101])
+@pytest.mark.parametrize("table", ["datasets", "models", "losses"])
+def test_a_name_that_is_no_folders_is_refused(name: str, table: str) -> None:
+    recipe = {
+        "datasets": RECIPE.replace("datasets.lesions", f'datasets."{name}"'),
+        "models": RECIPE.replace("[models.unet]", f'[models."{name}"]\nmodel = "unet"'),
+        "losses": RECIPE.replace('"Dice"', f'"{name}"'),
+    }[table]
+    with pytest.raises(RecipeError, match=f"'{re.escape(name)}' cannot name a folder"):
+        parse(recipe)
 
 
 def test_slugs_tell_signs_apart() -> None:

@@ -39,7 +39,7 @@ def study(
 
     Args:
         recipe: a packaged recipe (--list names them) or a TOML file.
-        out: folder of the study. If not given, runs/ and the recipe's name.
+        out: folder of the study. If not given, runs/ and the recipe's name, or that of its folder for a recipe.toml.
         data: folder that holds the recipe's data sets.
         cache: where prepared data sets are kept.
         engine: processes of this machine, or a Ray cluster whose nodes share the study's folder.
@@ -77,6 +77,12 @@ def _list() -> None:
         print(f"{name:<{width}}  {recipe.title} ({runs} runs)")
 
 
+def _named(recipe: str) -> Path:
+    """Where a study goes: a file that is called as every study's is says nothing, but its folder does."""
+    path = Path(recipe)
+    return Path("runs", path.resolve().parent.name if path.name == "recipe.toml" else path.stem)
+
+
 def _run(
     recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
     address: str | None, gpu_share: float, json_output: bool,
@@ -88,7 +94,7 @@ def _run(
     from polydice.studies.report import write_report
     from polydice.studies.study import create
 
-    study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
+    study = create(recipe, out or _named(recipe), data, cache)
     states = {run: study.state(run) for run in study.runs}
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
     missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")

@@ -35,6 +35,7 @@ from polydice.data.generate import Options
 from polydice.training.config import Settings
 from polydice.values import Count, check
 
+LONGEST_NAME = 100  # letters: file systems take 255 bytes
 PACKAGED = Path(__file__).parents[1] / "recipes"
 # What a study decides for each run by itself.
 RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
@@ -189,9 +190,12 @@ def parse(text: str) -> Recipe:
 
 
 def slug(text: str) -> str:
-    """A name for a folder: `PolyDice-1, ε` becomes `polydice-1-e`."""
+    """A name for a folder, and for nothing above or below it: `PolyDice-1, ε` becomes `polydice-1-e`."""
     signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
-    return re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+    name = re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+    if not name.strip(".") or len(name) > LONGEST_NAME:
+        raise RecipeError(f"{text!r} cannot name a folder: take a name with a letter, of {LONGEST_NAME} at most")
+    return name
 
 
 def stem(name: str) -> str:
@@ -243,16 +247,17 @@ def _refuse_what_cannot_run(recipe: Recipe) -> None:
     """Settings and losses are tried before hours are spent."""
     from polydice.training.expression import parse_loss
 
-    places: dict[Path, Planned] = {}
+    places: set[Path] = set()
     for run in recipe.runs():
         try:
             recipe.settings(run, Path("data"), Path("out"))
             parse_loss(run.expression)
+            place = run.place
         except (TypeError, ValueError) as error:
             raise RecipeError(f"{run.loss} on {run.dataset} with {run.model}: {error}") from error
-        if run.place in places:
-            raise RecipeError(f"{run.place} is the folder of two runs: give {run.loss} another name")
-        places[run.place] = run
+        if place in places:
+            raise RecipeError(f"{place} is the folder of two runs: give {run.loss} another name")
+        places.add(place)
 
 
 def _as_tuple(value: Any) -> Any:

@@ -8,6 +8,7 @@ DIR/report/                what `polydice report` writes; DIR/report-last/ if it
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,6 +111,9 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
             "grow, by losses, seeds, folds or data sets"
         )
+    if before not in (None, wanted):
+        count = len({*wanted.runs()} - {*before.runs()})
+        print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
     if before != wanted:
         write_text(kept, _text(recipe))
     write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")

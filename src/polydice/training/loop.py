@@ -239,9 +239,14 @@ class Run:
                 f"{self.settings.out} holds a run on other data: {found.metadata.get('prepared')}, and not "
                 f"{self.described['prepared']}, which is in {self.settings.data}"
             )
+        state, world = found.state, self.process.world
+        if state.get("processes", world) != world:  # batches, batch norms and dropout would be others
+            raise TrainingError(
+                f"{self.settings.out} holds a run of {state['processes']} processes, which would end otherwise with "
+                f"{world}: resume it with {state['processes']} (torchrun --nproc-per-node), or take another folder"
+            )
         self.model.load_state_dict(_with("model.", found.weights))
         self.best = {name: tensor.to(self.process.device) for name, tensor in _with("best.", found.weights).items()}
-        state = found.state
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss.load_state_dict(state["loss"])
         self.epoch, self.history, self.seconds = state["epoch"], state["history"], state["seconds"]
@@ -258,6 +263,7 @@ class Run:
             weights = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
             weights |= {f"best.{name}": tensor for name, tensor in self.best.items()}
             state = {
+                "processes": self.process.world,
                 "optimizer": self.optimizer.state_dict(),
                 "loss": self.loss.state_dict(),
                 "epoch": self.epoch,
