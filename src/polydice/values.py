@@ -4,6 +4,7 @@ This is the one rule for what people write, on a command line, in a recipe or in
 files that may be damaged.
 """
 
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -87,13 +88,18 @@ def check(name: str, value: Any, hint: Any) -> None:
         _check_is(name, value, dict)
         for key in sorted(hint.__required_keys__ - value.keys()):
             raise ValueError(f"{name}.{key} is missing")
-        for key, each in get_type_hints(hint, include_extras=True).items():
+        for key, each in _hints(hint).items():
             if key in value:
                 check(f"{name}.{key}", value[key], each)
     elif hint in (int, float):
         _check_number(name, value, hint, [])
     elif hint is not Any:
         _check_is(name, value, hint)
+
+
+@cache
+def _hints(table: type) -> dict[str, Any]:
+    return get_type_hints(table, include_extras=True)
 
 
 def _check_is(name: str, value: Any, kind: Any, more: str = "") -> None:

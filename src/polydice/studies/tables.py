@@ -81,7 +81,11 @@ def courses(comparison: Comparison) -> Table | None:
     for row in comparison.rows:
         epochs = [each.result["best_epoch"] for each in row.counting.values()]
         chosen = median(epochs) if epochs and tested else None
-        apart = None if row.last is None else 100 * (row.last - row.scores["dice_global"].mean)
+        apart = (
+            None
+            if row.last is None or "dice_global" not in row.scores
+            else 100 * (row.last - row.scores["dice_global"].mean)
+        )
         cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
         cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(signed(apart), apart)]
         cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))

@@ -36,6 +36,7 @@ from polydice.training.objective import adapt_kappa, has_kappa, objective, super
 from polydice.training.processes import Process, joined
 from polydice.training.scoring import score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
+from polydice.values import check
 
 LOOK = 200  # steps after which the losses are looked at in a long epoch: such a look waits for the device
 SETTINGS, RESULT = "settings.json", "result.json"
@@ -383,7 +384,8 @@ def _begin(settings: Settings) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        check(path.stem, found, dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainingError(f"{path} cannot be read ({error}): take another folder") from error
     return found
 
