@@ -72,7 +72,8 @@ def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("epochs = 2", "epoch = 2", r"\[train\] has epoch"),
+        ("epochs = 2", "epoch = 2", r"\[train\] has epoch \(did you mean epochs\?\)"),
+        ("epochs = 2", "lr = 0.1", r"\[train\] has lr \(did you mean rate\?\)"),
         ("epochs = 2", "epochs = 0", "epochs must be at least 1"),
         ("epochs = 2", 'epochs = "6"', "epochs must be a whole number and must be at least 1: '6'"),
         ("epochs = 2", "clip = inf", "clip must be finite: inf"),

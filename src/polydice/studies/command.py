@@ -3,6 +3,8 @@
 import json
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Literal
 
 import tyro
@@ -87,12 +89,14 @@ def _run(
     recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
     address: str | None, gpu_share: float, json_output: bool,
 ) -> int:  # fmt: skip
+    from polydice.studies.comparison import compare
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
     from polydice.studies.recipe import RecipeError
     from polydice.studies.report import write_report
     from polydice.studies.study import create
+    from polydice.studies.tables import results, terminal
 
     study = create(recipe, out or _named(recipe), data, cache)
     states = {run: study.state(run) for run in study.runs}
@@ -108,11 +112,12 @@ def _run(
         if waiting and engine == "ray":
             run_ray(study, waiting, live, address, gpu_share)
         elif waiting:
-            run_local(study, waiting, live, devices(jobs, per_gpu))
+            run_local(study, waiting, live, devices(jobs, per_gpu), live.say, live.draw)
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
         return 130
-    report = write_report(study)
+    comparisons = compare(study)
+    report = write_report(study, comparisons)
     failed = [run for run in study.runs if study.state(run) == "failed"]
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
@@ -122,5 +127,9 @@ def _run(
         }
         print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts}))
     else:
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        for each in comparisons:
+            print("\n" + terminal(results(each), width))
+            print("".join(fill(row.verdict, width or 120) + "\n" for row in each.rows if row.verdict))
         print(report)
     return 1 if failed else 0

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, get_type_hints
 
 from polydice.data.generate import Options
+from polydice.suggest import meant
 from polydice.training.config import Settings
 from polydice.values import Count, check
 
@@ -239,8 +240,10 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 def _refuse_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(set(given) - known)
+    near = ", ".join(filter(None, (meant(name, known) for name in unknown)))
     if unknown:
-        raise RecipeError(f"{where} has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        asked = f" (did you mean {near}?)" if near else ""
+        raise RecipeError(f"{where} has {', '.join(unknown)}{asked}; known are {', '.join(sorted(known))}")
 
 
 def _refuse_what_cannot_run(recipe: Recipe) -> None:

@@ -194,6 +194,20 @@ def markdown(table: Table) -> str:
     return f"### {_plain(table.title)}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def terminal(table: Table, width: int | None = None) -> str:
+    """Plain text in columns; those that do not fit into `width` are left out, the last one never."""
+    header, rows = list(table.header), [[cell.text for cell in row] for row in table.rows]
+    while True:
+        lines = [header, *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if width is None or sum(widths) + 2 * len(widths) - 2 <= width or len(header) <= 2:
+            break
+        for line in lines:
+            del line[-2]
+    text = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([table.title, *text]) + "\n"
+
+
 def latex(table: Table) -> str:
     """Takes \\usepackage{booktabs}."""
     rows = [[rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row] for row in table.rows]

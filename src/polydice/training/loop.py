@@ -48,12 +48,13 @@ class TrainingError(RuntimeError):
     """A run that cannot begin or go on; the message is for the person who started it."""
 
 
-def train(settings: Settings) -> dict[str, Any]:
+def train(settings: Settings, *, lines: bool = False) -> dict[str, Any]:
     """Trains, keeps the weights of the best validation and tests them; the result is what `result.json` holds.
 
     A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had not
     been: batches and all that is random depend on the seed and the epoch alone, and what changes is in the checkpoint.
-    Of several processes that train together, the first returns the result, and the others nothing.
+    Of several processes that train together, the first returns the result, and the others nothing. With `lines`, an
+    epoch is told in a line where there is no terminal for a progress bar.
     """
     with joined(settings.device) as process:
         loss = objective(settings.loss, process)
@@ -67,7 +68,7 @@ def train(settings: Settings) -> dict[str, Any]:
             run.resume()
         with (
             run.together(),
-            Watch(settings, run.history, run.steps, process.first) as watch,
+            Watch(settings, run.history, run.steps, process.first, lines) as watch,
             Interrupt(process.first) as interrupt,
         ):
             while run.epoch < settings.epochs:
