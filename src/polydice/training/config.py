@@ -21,6 +21,7 @@ OWN_OPTIONS = {
 }
 
 
+Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
 
@@ -103,7 +104,7 @@ class Settings:
     """Test with HD95 and surface Dice too."""
     device: str | None = None
     """cpu, cuda or cuda:N. If not given, a GPU where there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. auto compiles for a GPU and not for a CPU."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polydice.data.batches import Batch, Batches
 from polydice.data.prepare import Prepared
+from polydice.training.config import Precision
 from polydice.training.metrics import confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
@@ -27,7 +28,7 @@ class Network:
         self,
         module: nn.Module,
         patch: tuple[int, int, int] | None = None,
-        precision: Literal["auto", "float32", "bfloat16"] = "auto",
+        precision: Precision = "auto",
         compile: bool | None = None,
     ) -> None:
         self.module, self.patch = module, patch

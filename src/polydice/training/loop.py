@@ -331,7 +331,8 @@ class Run:
 
     def _save_weights(self, name: str, weights: Weights) -> None:
         if self.process.first:
-            save_weights(self.settings.out / f"{name}.safetensors", weights, self.described)
+            about = self.described | {"precision": self.settings.precision}
+            save_weights(self.settings.out / f"{name}.safetensors", weights, about)
 
     def _means(self, losses: list[Tensor]) -> Tensor:
         """The losses of steps, as means over the processes."""
