@@ -74,6 +74,11 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], problem: str) -> None:
         replace(SETTINGS, **given)
 
 
+def test_a_path_may_be_given_as_text() -> None:
+    given = Settings(data="data", out="out", cache="c", model="transunet", pretrained="a.npz")  # type: ignore[arg-type]
+    assert (given.data, given.out, given.cache, given.pretrained) == tuple(map(Path, ("data", "out", "c", "a.npz")))
+
+
 def test_the_options_of_a_model_are_its_own() -> None:
     unet = replace(SETTINGS, width=4, depth=2, norm="instance", deep_supervision=True)
     assert UNet(1, 2, **unet.model_options).deep_supervision

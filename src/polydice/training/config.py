@@ -117,7 +117,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
-            check(name, getattr(self, name), hint)
+            value = getattr(self, name)
+            check(name, value, hint)
+            if hint in (Path, Path | None) and isinstance(value, str):  # from a recipe
+                object.__setattr__(self, name, Path(value))
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
         for name in chain.from_iterable(OWN_OPTIONS.values()):

@@ -99,5 +99,6 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 @cache
 def _compiled(recorded: bool) -> Any:
     """Compiled once a process: a second run with a network of the same shape finds it ready."""
-    torch._dynamo.config.recompile_limit = 2 * NETWORKS  # each for training and for evaluation
+    # The name that torch 2.6 knows too; each for training and for evaluation.
+    torch._dynamo.config.cache_size_limit = 2 * NETWORKS
     return torch.compile(_forward, mode="reduce-overhead" if recorded else None)
