@@ -32,6 +32,47 @@ def test_an_unknown_argument_is_refused_and_shown(capsys: pytest.CaptureFixture[
     assert "--colour" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("studdy", "did you mean study?"),
+        ("trian", "did you mean train?"),
+        ("fit", "did you mean train?"),
+        ("qwerty", f"the commands are {', '.join(COMMANDS)}"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_nearest(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([given]) == 2
+    assert capsys.readouterr().err == f"polydice: there is no command {given!r}: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("train --data x --out y --lr 3", ["--lr: did you mean --rate?"]),
+        ("train --data x --out y --lr=3", ["--lr: did you mean --rate?"]),
+        ("train --data x --out y --epoch 3", ["--epoch: did you mean --epochs?"]),
+        ("train --dataset x --batch_size", ["--dataset: did you mean --data?", "--batch-size: did you mean --batch?"]),
+        ("train --json --no-surfaces --epochs 3 --weight-decay 0", ["--weight-decay: did you mean --decay?"]),
+        ("study demo --num-workers 3 --json", ["--num-workers: did you mean --jobs?"]),
+        ("predict run image --out y --tta", ["--tta: did you mean --flips?"]),
+        ("train --data x --out y --epochs ten", []),
+        ("train --data x --out y --qwertyuiop 1", []),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_is_answered_with_what_was_meant(
+    arguments: str, wanted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments.split())
+    assert end.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    start = f"polydice {arguments.split()[0]}: there is no "
+    assert [line.removeprefix(start) for line in said if line.startswith(start)] == wanted
+
+
 def test_help_does_not_wait_for_torch() -> None:
     """The import time log names every module that is loaded."""
     command = [sys.executable, "-X", "importtime", "-m", "polydice", "--help"]

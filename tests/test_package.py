@@ -2,12 +2,14 @@ import email
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import polydice
+from benchmarks.providers import PROVIDERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +94,27 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert required == ["torch>=2.6"]
     assert metadata["Requires-Python"] == ">=3.11"
+
+
+def extra(name: str) -> set[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return {*tomllib.load(file)["project"]["optional-dependencies"][name]}
+
+
+def test_the_oldest_versions_are_bounds() -> None:
+    """Those of docs/versions.md: older ones lack what is used, or were not tried."""
+    assert "monai>=1.5" in extra("study") & extra("bench")
+    assert "nnunetv2>=2.8" in extra("hosts") & extra("bench")
+    told = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    for bound in ("torch 2.6", "MONAI 1.5", "nnU-Net 2.8"):
+        assert bound in told
+
+
+def test_the_bench_extra_brings_every_peer() -> None:
+    peers = {"monai": "monai", "nnunet": "nnunetv2", "smp": "segmentation-models-pytorch", "kornia": "kornia"}
+    own = {provider.name for provider in PROVIDERS if provider.name.startswith("polydice")} | {"cross_entropy"}
+    assert {provider.name for provider in PROVIDERS} - own == peers.keys()
+    assert {*peers.values()} <= {line.partition(">")[0] for line in extra("bench")}
 
 
 def test_the_wheel_installed_alone_gives_the_losses(wheel: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,13 +40,88 @@ def test_a_finished_study_is_reported_on_again(reference: Study, capsys: pytest.
     assert Path(told["report"]).is_file()
 
 
-def test_a_set_that_is_not_there_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text(RECIPE.replace("generate = { count = 18, size = 32, seed = 1 }", 'path = "nowhere"'))
-    assert main(["study", str(recipe), "--out", str(tmp_path / "s"), "--data", str(tmp_path)]) == 0
+GENERATED = "[datasets.lesions]\ngenerate = { count = 18, size = 32, seed = 1 }\n"
+NOWHERE = '[datasets.nowhere]\npath = "nowhere"\n'
+
+
+def test_a_set_that_is_not_there_is_named_and_left_out(
+    reference: Study,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, folder = tmp_path / "mine.toml", tmp_path / "study"
+    recipe.write_text(RECIPE.replace(GENERATED, GENERATED + NOWHERE))
+    shutil.copytree(reference.folder, folder)
+    assert main(["study", str(recipe), "--out", str(folder), "--data", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert "nowhere is not there" in said.err
+    assert f"nowhere: {tmp_path / 'nowhere'} is not there; its runs are left out" in said.err
     assert said.out.strip().endswith("report.html")
+
+
+def test_a_study_without_any_data_is_an_error_and_has_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(RECIPE.replace(GENERATED, NOWHERE))
+    assert main(["study", str(recipe), "--out", str(tmp_path / "s"), "--data", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    problem = f"no data set of the recipe is there ({tmp_path / 'nowhere'}): --data names the folder that holds them"
+    assert (said.out, said.err) == ("", f"polydice study: {problem}\n")
+    assert not (tmp_path / "s" / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--jobs", "0", "be at least 1: 0"),
+        ("--jobs", "-1", "be at least 1: -1"),
+        ("--per-gpu", "0", "be at least 1: 0"),
+        ("--gpu-share", "0", "be positive: 0.0"),
+        ("--gpu-share", "1.5", "be at most 1: 1.5"),
+    ],
+)
+def test_a_number_that_would_train_nothing_is_refused_at_the_start(
+    option: str, value: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", "demo", "--out", str(tmp_path / "s"), option, value]) == 2
+    assert capsys.readouterr().err == f"polydice study: {option} must {problem}\n"
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_recipe_toml_is_named_for_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "theirs"):
+        Path(name).mkdir()
+        Path(name, "recipe.toml").write_text(RECIPE.replace(GENERATED, NOWHERE))
+        assert main(["study", f"{name}/recipe.toml"]) == 2
+    monkeypatch.chdir("mine")
+    assert main(["study", "recipe.toml"]) == 2
+    assert Path("runs", "mine", "recipe.toml").is_file()
+    assert sorted(path.name for path in tmp_path.glob("runs/*")) == ["mine", "theirs"]
+
+
+def test_two_recipes_do_not_share_a_folder_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = RECIPE.replace(GENERATED, NOWHERE)
+    said = []
+    for name, recipe in [
+        ("a", text),
+        ("a", text),
+        ("b", text.replace("epochs = 2", "epochs = 3")),
+        ("c", text.replace("seeds = [0]", "seeds = [0, 1]")),
+    ]:
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "study.toml").write_text(recipe)
+        assert main(["study", f"{name}/study.toml"]) == 2
+        said.append(capsys.readouterr().err.splitlines())
+    no_data = said[0]
+    assert said[1] == no_data
+    assert said[2][0].startswith("polydice study: runs/study holds a study with another recipe: take another folder")
+    assert said[3] == ["runs/study holds a study with another recipe, which this one extends by 6 runs", *no_data]
 
 
 def nobody_is_left_of(group: int) -> bool:

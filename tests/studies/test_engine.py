@@ -67,10 +67,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_can_be_gone_on_with(tmp
     run = study.runs[0]
     worker.take(run)
     os.kill(worker.process.pid or 0, signal.SIGKILL)
-    assert worker.outcome() == (run, False)
+    assert worker.news() == (run, False)
     assert "exit code -9" in study.error(run)
     worker.take(run)
-    assert worker.outcome() == (run, True)
+    assert worker.news() == (run, True)
     worker.stop()
     assert study.state(run) == "done"
     assert results(study)[str(run.place)] == results(reference)[str(run.place)]

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,13 @@ def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("epochs = 2", "epoch = 2", r"\[train\] has epoch"),
+        ("epochs = 2", "epoch = 2", r"\[train\] has epoch \(did you mean epochs\?\)"),
+        ("epochs = 2", "lr = 0.1", r"\[train\] has lr \(did you mean rate\?\)"),
         ("epochs = 2", "epochs = 0", "epochs must be at least 1"),
+        ("epochs = 2", 'epochs = "6"', "epochs must be a whole number and must be at least 1: '6'"),
+        ("epochs = 2", "clip = inf", "clip must be finite: inf"),
+        ("epochs = 2", "rotation = nan", "rotation must not be negative: nan"),
+        ("seeds = [0]", f"seeds = [{2**64}]", f"seed must be at most {2**64 - 1}"),
         ("epochs = 2", "seed = 2", r"\[train\] has seed"),
         ("[models.unet]", "[models.unet]\nmodel = 'resnet'", "resnet"),
         ("DiceLoss(batch=True)", "DiceLos(batch=True)", "DiceLos"),
@@ -84,6 +90,14 @@ def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
         ('"Dice" =', '"dice!" = "DiceLoss()"\n"Dice" =', "folder of two runs"),
         ("[losses]", "[loss]", "the recipe has loss"),
         ("seeds = [0]", "seeds = 3", "seeds must be a list of whole numbers"),
+        ("folds = [0, 1]", "folds = []", "folds must be a list of whole numbers"),
+        ("folds = [0, 1]", 'folds = "01"', "folds must be a list of whole numbers"),
+        ('title = "Tiny"', "title = 3", "recipe.title must be a text: 3"),
+        ('baseline = "Dice"', 'baseline = ["Dice"]', r"recipe.baseline must be a text: \['Dice'\]"),
+        ("[datasets.lesions]", "[datasets]\nlesions = 3\n[datasets.more]", "datasets.lesions must be a table: 3"),
+        ("count = 18", 'count = "18"', "datasets.lesions.generate.count must be a whole number and must be at least 1"),
+        ("count = 18, ", "", "datasets.lesions.generate.count is missing"),
+        ("count = 18", "count = 18, colour = 1", "datasets.lesions.generate has colour"),
         ("seeds = [0]", "seeds = [true]", "seeds must be a list of whole numbers"),
         ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = [1] }', "some of the recipe's"),
         ('"Dice" = "DiceLoss(batch=True)"', '"Dice" = { loss = "DiceLoss()", seeds = 0 }', "list of whole numbers"),
@@ -137,6 +151,18 @@ def test_the_papers_tables_are_planned_whole(name: str) -> None:
     assert (settings.epochs, settings.batch, settings.rate, settings.momentum, settings.decay) == (
         200, 24, 0.01, 0.9, 1e-4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["..", ".", "...", "a" * 101])
+@pytest.mark.parametrize("table", ["datasets", "models", "losses"])
+def test_a_name_that_is_no_folders_is_refused(name: str, table: str) -> None:
+    recipe = {
+        "datasets": RECIPE.replace("datasets.lesions", f'datasets."{name}"'),
+        "models": RECIPE.replace("[models.unet]", f'[models."{name}"]\nmodel = "unet"'),
+        "losses": RECIPE.replace('"Dice"', f'"{name}"'),
+    }[table]
+    with pytest.raises(RecipeError, match=f"'{re.escape(name)}' cannot name a folder"):
+        parse(recipe)
 
 
 def test_slugs_tell_signs_apart() -> None:

@@ -20,6 +20,7 @@ from polydice.studies.tables import (
     overview,
     record,
     results,
+    terminal,
 )
 from tests.studies.conftest import train_runs
 from tests.studies.made_up import RECIPE, study_in
@@ -124,6 +125,24 @@ def test_the_csv_holds_the_numbers(tmp_path: Path) -> None:
     }
     assert float(focal["published"]) == 80.93
     assert float(focal["dice_global"]) - 80.93 == pytest.approx(float(focal["to_published"]), abs=1e-4)
+
+
+def test_a_terminal_has_the_columns_that_fit() -> None:
+    rows = (("Dice", "79.31 ± 4.69", "", "6 of 6"), ("Focal Tversky", "80.93", "+1.62 [0.1, 3.2]", "6 of 6"))
+    table = Table("mine, unet", ("Loss", "Dice", "Difference", "Runs"), tuple(tuple(map(Cell, row)) for row in rows))
+    assert terminal(table) == (
+        "mine, unet\n"
+        "Loss           Dice          Difference        Runs\n"
+        "Dice           79.31 ± 4.69                    6 of 6\n"
+        "Focal Tversky  80.93         +1.62 [0.1, 3.2]  6 of 6\n"
+    )
+    assert terminal(table, 53) == terminal(table)
+    assert terminal(table, 52).splitlines()[1:] == [
+        "Loss           Dice          Runs",
+        "Dice           79.31 ± 4.69  6 of 6",
+        "Focal Tversky  80.93         6 of 6",
+    ]
+    assert [line.split()[-1] for line in terminal(table, 5).splitlines()[1:]] == ["Runs", "6", "6"]
 
 
 def test_names_stay_text_in_markdown_and_latex() -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -32,7 +33,26 @@ def test_the_defaults_are_the_papers() -> None:
         ({"depth": 0}, "depth must be at least 1: 0"),
         ({"rate": 0.0}, "rate must be positive: 0.0"),
         ({"rate": float("nan")}, "rate must be positive: nan"),
+        ({"rate": 1e39}, "rate must be finite: 1e\\+39"),
         ({"clip": 0.0}, "clip must be positive: 0.0"),
+        ({"clip": math.inf}, "clip must be finite: inf"),
+        ({"power": math.inf}, "power must be finite: inf"),
+        ({"save_every": math.inf}, "save_every must be finite: inf"),
+        ({"rotation": math.nan}, "rotation must not be negative: nan"),
+        ({"rotation": 361.0}, "rotation must be at most 360: 361.0"),
+        ({"flip": 1.5}, "flip must be at most 1: 1.5"),
+        ({"folds": 2}, "folds must be at least 3: 2"),
+        ({"depth": 11}, "depth must be at most 10: 11"),
+        ({"epochs": "6"}, "epochs must be a whole number and must be at least 1: '6'"),
+        ({"epochs": 6.0}, "epochs must be a whole number and must be at least 1: 6.0"),
+        ({"epochs": True}, "epochs must be a whole number and must be at least 1: True"),
+        ({"fold": "0"}, "fold must be a whole number: '0'"),
+        ({"surfaces": "no"}, "surfaces must be true or false: 'no'"),
+        ({"loss": None}, "loss must be a text: None"),
+        ({"split": ["random"]}, r"split must be one of grouped, contiguous, random: \['random'\]"),
+        ({"seed": 2**64}, f"seed must be at most {2**64 - 1}: {2**64}"),
+        ({"patch": (8, 8)}, r"patch must be 3 values: \(8, 8\)"),
+        ({"spacing": (1.0, 0.0, 1.0)}, r"spacing\[1\] must be positive: 0.0"),
         ({"cut": 0.0}, "cut must lie between 0 and 100 percent: 0.0"),
         ({"cut": 100.0}, "cut must lie between 0 and 100 percent: 100.0"),
         ({"momentum": -0.1}, "momentum must not be negative: -0.1"),
@@ -52,6 +72,11 @@ def test_the_defaults_are_the_papers() -> None:
 def test_what_cannot_be_is_refused(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=f"^{problem}$"):
         replace(SETTINGS, **given)
+
+
+def test_a_path_may_be_given_as_text() -> None:
+    given = Settings(data="data", out="out", cache="c", model="transunet", pretrained="a.npz")  # type: ignore[arg-type]
+    assert (given.data, given.out, given.cache, given.pretrained) == tuple(map(Path, ("data", "out", "c", "a.npz")))
 
 
 def test_the_options_of_a_model_are_its_own() -> None:

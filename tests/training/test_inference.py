@@ -111,7 +111,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for function in compiled:
         function.cache_clear()
     torch._dynamo.utils.counters.clear()
-    with torch._dynamo.config.patch(recompile_limit=8):
+    with torch._dynamo.config.patch(cache_size_limit=8):
         yield lambda: torch._dynamo.utils.counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     for function in compiled:

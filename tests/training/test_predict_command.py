@@ -8,8 +8,12 @@ from numpy.typing import NDArray
 
 from polydice.cli import main
 from polydice.training.checkpoint import save_weights
+from polydice.training.config import Precision
+from polydice.training.loop import train
+from polydice.training.predict import load
 from tests.data.write import picture, volume
 from tests.training.networks import saved, thresholding
+from tests.training.runs import small
 
 
 def run(*arguments: object) -> int:
@@ -28,6 +32,21 @@ def test_a_folder_of_a_run_and_a_folder_of_images(tmp_path: Path, capsys: pytest
     made = ["a.png", "a_overlay.png", "b.png", "b_overlay.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == made
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: 2 label maps\n"
+
+
+@pytest.mark.parametrize("trained", ["bfloat16", "float32"])
+def test_the_precision_is_that_of_the_training(trained: Precision, images: Path, tmp_path: Path) -> None:
+    """Told by the label maps of logits that differ: bfloat16 has three digits."""
+    train(small(images, tmp_path / "run", epochs=8, rate=0.1, precision=trained))
+    assert load(tmp_path / "run").network.half == (trained == "bfloat16")
+    maps = {}
+    for name in ("own", "bfloat16", "float32"):
+        options = [] if name == "own" else ["--precision", name]
+        assert run(tmp_path / "run", images / "images", "--out", tmp_path / name, *options) == 0
+        maps[name] = [path.read_bytes() for path in sorted((tmp_path / name).iterdir())]
+    assert len(maps["own"]) == 25
+    assert maps["own"] == maps[trained]
+    assert maps["bfloat16"] != maps["float32"]
 
 
 def test_files_that_cannot_be_used_are_named_and_the_others_done(

@@ -11,7 +11,7 @@ import torch
 from polydice.models import build
 from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
-from polydice.training.loop import train
+from polydice.training.loop import TrainingError, train
 from polydice.training.processes import joined
 from tests.training.runs import ROOT, ended, free_port, history, options, python, small, training_batches, weights
 
@@ -40,8 +40,9 @@ def with_a_nan(volumes: Path, out: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every run, by two processes; `resumed` was killed in its first epochs, and resumed. In `nan` a
-    slice is NaN, and `refused` is to be trained without `resume`: what the processes say is in a file."""
+    """A folder with every run, by two processes; `resumed` was killed in its first epochs, and resumed; `begun` is what
+    the killing left. In `nan` a slice is NaN, and `refused` is to be trained without `resume`: what the processes say
+    is in a file."""
     folder = tmp_path_factory.mktemp("together")
     python(
         "import json\n"
@@ -57,6 +58,7 @@ def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactor
         "for child in children: os.kill(child, signal.SIGKILL)\n"
         "wait(children)\n"
         "assert not (settings.out / 'result.json').exists()\n"
+        "shutil.copytree(settings.out, folder / 'begun')\n"
         "assert wait(fork_together(replace(settings, resume=True)))\n"
         "\n"
         "def all_fail(settings, said):\n"
@@ -98,6 +100,15 @@ def test_two_processes_train_to_the_weights_of_one(name: str, trained: Path, ima
 def test_two_processes_that_are_killed_and_resumed_end_the_same(trained: Path) -> None:
     """With batch norms, whose statistics are of each process's images, and shared after an epoch."""
     assert ended(trained / "resumed") == ended(trained / "stopped")
+
+
+def test_another_number_of_processes_does_not_go_on_with_a_run(trained: Path, images: Path) -> None:
+    settings = small(images, trained / "begun", **COMMON | RUNS["stopped"], resume=True)
+    with pytest.raises(
+        TrainingError, match=r"begun holds a run of 2 processes, .* with 1: resume it with 2 \(torchrun"
+    ):
+        train(settings)
+    assert not (trained / "begun" / "result.json").exists()
 
 
 def test_batch_norms_have_seen_the_images_of_both(trained: Path, images: Path, tmp_path: Path) -> None:

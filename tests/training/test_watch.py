@@ -52,6 +52,17 @@ def test_other_processes_are_silent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_without_a_terminal_an_epoch_is_a_line_where_lines_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(2), row(3, dice_global=0.5, dice_case=None)]
+    for lines, first in ((True, True), (False, True), (True, False)):
+        with Watch(settings(tmp_path / "run"), [row(1)], 3, first, lines) as watch:
+            watch.show(rows)
+        told = "run: epoch 2 of 4, loss 0.5000\nrun: epoch 3 of 4, loss 0.3333, dice_global 0.5000\n"
+        assert capsys.readouterr().err == (told if lines and first else "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     with Watch(settings(tmp_path), [], 3, first=True) as watch:

@@ -5,7 +5,7 @@ Image i of a seed is the same however many are made and whatever the label noise
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import nibabel as nib
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image
 from scipy import ndimage
 
 from polydice.data.cache import publish, short_hash
+from polydice.values import Count, NotNegative, Positive, Range, Seed
 
 Field = NDArray[np.float64]
 
@@ -26,12 +27,12 @@ IRREGULARITY = 0.2  # standard deviation of the outline about an ellipse, as a f
 class Options(TypedDict, total=False):
     """What `generate` can be asked for besides the number of images."""
 
-    size: int  # pixels along each edge
+    size: Count  # pixels along each edge
     dims: Literal[2, 3]
-    classes: int  # the background included
-    lesion: tuple[float, float]  # the smallest and the largest radius, in pixels
-    label_noise: float  # how far the drawn outline is off, as a fraction of the radius
-    seed: int
+    classes: Annotated[int, Range(2, 100)]  # the background included
+    lesion: tuple[Positive, Positive]  # the smallest and the largest radius, in pixels
+    label_noise: NotNegative  # how far the drawn outline is off, as a fraction of the radius
+    seed: Seed
 
 
 def generate(

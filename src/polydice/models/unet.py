@@ -62,7 +62,7 @@ class UNet(nn.Module):
             skip = skips.pop()
             x = merge(torch.cat([skip, _fit(up(x), skip)], dim=1))
             features.insert(0, x)
-        logits = [head(x) for head, x in zip(self.heads, features, strict=False)]
+        logits = [head(x) for head, x in zip(self.heads, features[: len(self.heads)], strict=True)]
         return logits if self.deep_supervision and self.training else logits[0]
 
 

@@ -3,11 +3,16 @@
 import json
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Literal
 
 import tyro
 
 from polydice.training.config import CACHE
+from polydice.values import Count, Range
+
+Share = Annotated[float, Range(0, open=True), Range(0, 1)]
 
 
 def study(
@@ -16,17 +21,17 @@ def study(
     data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data"),
     cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = CACHE,
     engine: Literal["local", "ray"] = "local",
-    jobs: int | None = None,
-    per_gpu: int = 1,
+    jobs: Count | None = None,
+    per_gpu: Count = 1,
     address: str | None = None,
-    gpu_share: float = 1.0,
+    gpu_share: Share = 1.0,
     list: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Trains every network of a recipe, compares the losses and writes a report.
 
     A study can be stopped at any time: the same command goes on with it. Runs that failed are tried again. The exit
-    status is 1 if runs failed, 2 if the study could not begin, and else 0.
+    status is 1 if runs failed, 2 if the study could not begin, for lack of data say, and else 0.
 
     Example: polydice study demo --out runs/demo
 
@@ -36,7 +41,7 @@ def study(
 
     Args:
         recipe: a packaged recipe (--list names them) or a TOML file.
-        out: folder of the study. If not given, runs/ and the recipe's name.
+        out: folder of the study. If not given, runs/ and the recipe's name, or that of its folder for a recipe.toml.
         data: folder that holds the recipe's data sets.
         cache: where prepared data sets are kept.
         engine: processes of this machine, or a Ray cluster whose nodes share the study's folder.
@@ -74,31 +79,45 @@ def _list() -> None:
         print(f"{name:<{width}}  {recipe.title} ({runs} runs)")
 
 
+def _named(recipe: str) -> Path:
+    """Where a study goes: a file that is called as every study's is says nothing, but its folder does."""
+    path = Path(recipe)
+    return Path("runs", path.resolve().parent.name if path.name == "recipe.toml" else path.stem)
+
+
 def _run(
     recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
     address: str | None, gpu_share: float, json_output: bool,
 ) -> int:  # fmt: skip
+    from polydice.studies.comparison import compare
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
+    from polydice.studies.recipe import RecipeError
     from polydice.studies.report import write_report
     from polydice.studies.study import create
+    from polydice.studies.tables import results, terminal
 
-    study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
+    study = create(recipe, out or _named(recipe), data, cache)
     states = {run: study.state(run) for run in study.runs}
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
-    for name in dict.fromkeys(run.dataset for run, state in states.items() if state == "no data"):
+    missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
+    if set(states.values()) == {"no data"}:
+        folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
+        raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
+    for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
     live = Live(study)
     try:
         if waiting and engine == "ray":
             run_ray(study, waiting, live, address, gpu_share)
         elif waiting:
-            run_local(study, waiting, live, devices(jobs, per_gpu))
+            run_local(study, waiting, live, devices(jobs, per_gpu), live.say, live.draw)
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
         return 130
-    report = write_report(study)
+    comparisons = compare(study)
+    report = write_report(study, comparisons)
     failed = [run for run in study.runs if study.state(run) == "failed"]
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
@@ -108,5 +127,9 @@ def _run(
         }
         print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts}))
     else:
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        for each in comparisons:
+            print("\n" + terminal(results(each), width))
+            print("".join(fill(row.verdict, width or 120) + "\n" for row in each.rows if row.verdict))
         print(report)
     return 1 if failed else 0

@@ -1,10 +1,12 @@
 """Runs of a study in processes of this machine. Each worker does one run after another, so it compiles only once."""
 
+import io
 import signal
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -14,8 +16,11 @@ from polydice.data.parallel import cores
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study, open_study
 
+TICK = 2.0  # seconds
+
 Event = Literal["started", "done", "failed"]
 Report = Callable[[Planned, Event], None]
+Say = Callable[[str], None]
 
 
 def run_one(folder: Path, run: Planned, device: str | None = None) -> bool:
@@ -42,17 +47,35 @@ def run_one(folder: Path, run: Planned, device: str | None = None) -> bool:
     return True
 
 
-def run_local(study: Study, runs: Sequence[Planned], report: Report, devices: Sequence[str]) -> None:
-    """Runs them, one at a time on each of the devices; a device that is named twice has two at a time."""
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_local(
+    study: Study,
+    runs: Sequence[Planned],
+    report: Report,
+    devices: Sequence[str],
+    say: Say = _to_stderr,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs them, one at a time on each of the devices; a device that is named twice has two at a time.
+
+    `say` is given the lines that the runs write to standard error; `tick` is called every few seconds.
+    """
     waiting = deque(runs)
     workers = [Worker(study.folder, device) for device in devices[: len(waiting)]]
     try:
         for worker in workers:
             report(worker.take(waiting.popleft()), "started")
         while any(worker.run for worker in workers):
+            tick()
             for worker in _ready(workers):
-                run, succeeded = worker.outcome()
-                report(run, "done" if succeeded else "failed")
+                run, news = worker.news()
+                if isinstance(news, str):
+                    say(news)
+                    continue
+                report(run, "done" if news else "failed")
                 if waiting:
                     report(worker.take(waiting.popleft()), "started")
     finally:
@@ -88,18 +111,21 @@ class Worker:
         self.ours.send(run)
         return run
 
-    def outcome(self) -> tuple[Planned, bool]:
-        """The run it has ended, and whether it succeeded. A worker that died, of memory say, is replaced."""
+    def news(self) -> tuple[Planned, bool | str]:
+        """Its run, and a line that the run has written, or else whether it has ended well. A worker that died, of
+        memory say, is replaced."""
         assert self.run is not None
-        run, self.run = self.run, None
+        run, news = self.run, False
         try:
-            return run, self.ours.recv()
+            news = self.ours.recv()
         except (EOFError, OSError):
             self.process.join()
             problem = f"the process ended by itself, with exit code {self.process.exitcode}"
             open_study(self.folder).note_error(run, problem)
             self._start()
-            return run, False
+        if isinstance(news, bool):
+            self.run = None
+        return run, news
 
     def stop(self) -> None:
         self.ours.close()  # an idle worker ends by itself
@@ -110,12 +136,28 @@ class Worker:
 
 def _ready(workers: Sequence[Worker]) -> Iterator[Worker]:
     busy = {worker.ours: worker for worker in workers if worker.run}
-    for connection in wait(list(busy)):
+    for connection in wait(list(busy), TICK):
         assert isinstance(connection, Connection)
         yield busy[connection]
 
 
+class _Lines(io.TextIOBase):
+    """A worker's standard error. It is no terminal, so nothing is drawn there: the process that has the terminal shows
+    the lines."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.begun = connection, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        with suppress(OSError):  # a worker that is left behind ends its run
+            for line in lines:
+                self.connection.send(line)
+        return len(text)
+
+
 def _serve(connection: Connection, folder: Path, device: str | None) -> None:
+    sys.stderr = _Lines(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and puts away what it holds
     while True:

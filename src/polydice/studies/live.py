@@ -4,11 +4,14 @@ import sys
 import time
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
+from shutil import get_terminal_size
 from typing import TextIO
 
 from polydice.studies.engine import Event
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study
+from polydice.training.watch import HISTORY
 
 Row = tuple[str, str, str]
 
@@ -21,27 +24,27 @@ class Live:
         self.total = Counter(map(_row, study.runs))
         self.done = Counter(_row(run) for run in study.runs if study.state(run) == "done")
         self.no_data = Counter(_row(run) for run in study.runs if study.state(run) == "no data")
-        self.running: Counter[Row] = Counter()
+        self.running: dict[Planned, int] = {}  # and the epochs they are to have
         self.failed: Counter[Row] = Counter()
         self.started, self.ended = time.monotonic(), 0
         self.lines = 0
-        self._draw()
+        self.draw()
 
     def __call__(self, run: Planned, event: Event) -> None:
         row = _row(run)
         if event == "started":
-            self.running[row] += 1
+            self.running[run] = self.study.recipe.settings(run, Path(), Path()).epochs
         else:
-            self.running[row] -= self.running[row] > 0
+            self.running.pop(run, None)
             (self.done if event == "done" else self.failed)[row] += 1
             self.ended += 1
             if not self.stream.isatty():
                 what = "" if event == "done" else ": " + self.study.error(run).partition("\n")[0]
                 print(f"{event} {run.place} ({self._summary()}){what}", file=self.stream, flush=True)
-        self._draw()
+        self.draw()
 
     def _summary(self) -> str:
-        left = self.total.total() - self.done.total() - self.failed.total() - self.no_data.total()
+        left = sum(map(self._left, self.total))
         text = f"{self.done.total()} of {self.total.total()} runs done"
         if self.failed.total():
             text += f", {self.failed.total()} failed"
@@ -52,24 +55,54 @@ class Live:
             text += f", about {timedelta(seconds=round(seconds))} left"
         return text
 
-    def _draw(self) -> None:
+    def say(self, line: str) -> None:
+        """A line above the table."""
+        self._erase()
+        print(line, file=self.stream, flush=True)
+        self.draw()
+
+    def draw(self) -> None:
         if not self.stream.isatty():
             return
+        self._erase()
+        # What is wider or higher than the terminal cannot be drawn over.
+        columns, height = get_terminal_size()
+        runs = [f"{run.place}: epoch {self._epoch(run)} of {last}" for run, last in self.running.items()][: height // 3]
+        lines = [line[: columns - 1] for line in [*self._table(height - len(runs) - 4), *runs, self._summary()]]
+        print("\n".join(lines), file=self.stream, flush=True)
+        self.lines = len(lines)
+
+    def _erase(self) -> None:
+        if self.lines:
+            print(f"\033[{self.lines}A\033[J", end="", file=self.stream)
+        self.lines = 0
+
+    def _table(self, most: int) -> list[str]:
+        """The rows; of more than `most`, those that have something to do."""
+        running = Counter(map(_row, self.running))
+        shown = sorted(self.total, key=lambda row: (not running[row], not self._left(row)))[: max(most, 1)]
         width = max(len(loss) for _, _, loss in self.total)
         place = max(len(f"{dataset}, {model}") for dataset, model, _ in self.total)
         table = [f"{'':{place}}  {'loss':{width}}  {'done':>9}  running  failed"]
-        for row, total in self.total.items():
+        for row in (each for each in self.total if each in shown):
             dataset, model, loss = row
             note = "  no data" if self.no_data[row] else ""
-            done = f"{self.done[row]}/{total}"
+            done = f"{self.done[row]}/{self.total[row]}"
             table.append(
-                f"{f'{dataset}, {model}':{place}}  {loss:{width}}  {done:>9}  {self.running[row] or '':>7}  "
+                f"{f'{dataset}, {model}':{place}}  {loss:{width}}  {done:>9}  {running[row] or '':>7}  "
                 f"{self.failed[row] or '':>6}{note}"
             )
-        table.append(self._summary())
-        back = f"\033[{self.lines}A\033[J" if self.lines else ""
-        print(back + "\n".join(table), file=self.stream, flush=True)
-        self.lines = len(table)
+        hidden = len(self.total) - len(shown)
+        return [*table, f"({hidden} rows more)"] if hidden else table
+
+    def _epoch(self, run: Planned) -> int:
+        """The one it is at, by the lines of its history."""
+        path = self.study.run_folder(run) / HISTORY
+        over = path.read_bytes().count(b"\n") if path.exists() else 0
+        return min(over + 1, self.running[run])
+
+    def _left(self, row: Row) -> int:
+        return self.total[row] - self.done[row] - self.failed[row] - self.no_data[row]
 
 
 def _row(run: Planned) -> Row:

@@ -62,7 +62,8 @@ def qualitative(study: Study, comparison: Comparison) -> Figure:
     except (DataError, CacheError) as error:
         raise NotHereError("the images of this data set are not here") from error
     except CheckpointError as error:
-        raise NotHereError("the weights of these runs cannot be read") from error
+        why = str(error).replace(str(study.folder), "DIR")
+        raise NotHereError(f"the weights of these runs cannot be read: {why}") from error
     return _drawn(views, [each.run.loss for each in runs], prepared.classes)
 
 

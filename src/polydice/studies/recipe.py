@@ -29,15 +29,38 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, get_type_hints
 
+from polydice.data.generate import Options
+from polydice.suggest import meant
 from polydice.training.config import Settings
+from polydice.values import Count, check
 
+LONGEST_NAME = 100  # letters: file systems take 255 bytes
 PACKAGED = Path(__file__).parents[1] / "recipes"
-OWN_KEYS = {"title", "about", "baseline", "folds", "seeds", "train", "datasets", "models", "losses"}
 # What a study decides for each run by itself.
 RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
 SETTINGS = {field.name for field in fields(Settings)} - RESERVED
+
+
+class Written(TypedDict, total=False):
+    """A recipe as it is written."""
+
+    title: str
+    about: str
+    baseline: str
+    folds: Any
+    seeds: Any
+    train: dict[str, Any]
+    datasets: Required[dict[str, dict[str, Any]]]
+    models: Required[dict[str, dict[str, Any]]]
+    losses: Required[dict[str, Any]]
+
+
+class Generated(Options):
+    """What `generate` of a data set is asked for."""
+
+    count: Required[Count]
 
 
 class RecipeError(ValueError):
@@ -130,21 +153,29 @@ def read(name: str | Path) -> Recipe:
 
 def parse(text: str) -> Recipe:
     given = tomllib.loads(text)
-    _refuse_unknown("the recipe", given, OWN_KEYS)
+    _refuse_unknown("the recipe", given, set(get_type_hints(Written)))
     for table in ("datasets", "models", "losses"):
         if not given.get(table):
             raise RecipeError(f"the recipe has no {table}: add a table [{table}]")
+    _check("recipe", given, Written)
     _refuse_unknown("[train]", given.get("train", {}), SETTINGS)
     for name, dataset in given["datasets"].items():
         _refuse_unknown(f"[datasets.{name}]", dataset, SETTINGS | {"path", "generate"})
         if ("path" in dataset) == ("generate" in dataset):
             raise RecipeError(f"[datasets.{name}] needs either path or generate")
+        for key, hint in (("path", str), ("generate", Generated)):
+            if key in dataset:
+                _check(f"datasets.{name}.{key}", _as_tuple(dataset[key]), hint)
+        _refuse_unknown(f"datasets.{name}.generate", dataset.get("generate", {}), set(get_type_hints(Generated)))
     for name, model in given["models"].items():
         _refuse_unknown(f"[models.{name}]", model, SETTINGS)
-    seeds = _seeds("seeds", given.get("seeds", [0]))
+    folds = _whole_numbers("folds", given.get("folds", [0, 1, 2, 3, 4]))
+    seeds = _whole_numbers("seeds", given.get("seeds", [0]))
     losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
     tables = {name: entry for name, entry in given["losses"].items() if isinstance(entry, dict)}
-    fewer = {name: _seeds(f"seeds of {name!r}", entry["seeds"]) for name, entry in tables.items() if "seeds" in entry}
+    fewer = {
+        name: _whole_numbers(f"seeds of {name!r}", entry["seeds"]) for name, entry in tables.items() if "seeds" in entry
+    }
     for name, own in fewer.items():
         if not set(own) <= set(seeds):
             raise RecipeError(f"seeds of {name!r} must be some of the recipe's {list(seeds)}: {list(own)}")
@@ -152,18 +183,20 @@ def parse(text: str) -> Recipe:
     if baseline not in losses:
         raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
     recipe = Recipe(
-        given.get("title", "A study"), given.get("about", ""), baseline, tuple(given.get("folds", range(5))),
-        seeds, given.get("train", {}), given["datasets"], given["models"], losses,
-        fewer,
+        given.get("title", "A study"), given.get("about", ""), baseline, folds, seeds, given.get("train", {}),
+        given["datasets"], given["models"], losses, fewer,
     )  # fmt: skip
     _refuse_what_cannot_run(recipe)
     return recipe
 
 
 def slug(text: str) -> str:
-    """A name for a folder: `PolyDice-1, ε` becomes `polydice-1-e`."""
+    """A name for a folder, and for nothing above or below it: `PolyDice-1, ε` becomes `polydice-1-e`."""
     signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
-    return re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+    name = re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+    if not name.strip(".") or len(name) > LONGEST_NAME:
+        raise RecipeError(f"{text!r} cannot name a folder: take a name with a letter, of {LONGEST_NAME} at most")
+    return name
 
 
 def stem(name: str) -> str:
@@ -175,8 +208,8 @@ def stem(name: str) -> str:
     return re.sub(r",? *\b(K|ε|α|β|order|epsilon) *= *[-−+]?[\d.]+", "", name)
 
 
-def _seeds(what: str, given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
+def _whole_numbers(what: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not given or not all(type(each) is int and each >= 0 for each in given):
         raise RecipeError(f"{what} must be a list of whole numbers: {given}")
     return tuple(given)
 
@@ -198,27 +231,39 @@ def _variants(name: str, entry: Any) -> Iterator[Variant]:
         yield Variant(name, ", ".join(f"{key}={value}" for key, value in chosen.items()), expression)
 
 
+def _check(name: str, value: Any, hint: Any) -> None:
+    try:
+        check(name, value, hint)
+    except ValueError as problem:
+        raise RecipeError(str(problem)) from problem
+
+
 def _refuse_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(set(given) - known)
+    near = ", ".join(filter(None, (meant(name, known) for name in unknown)))
     if unknown:
-        raise RecipeError(f"{where} has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        asked = f" (did you mean {near}?)" if near else ""
+        raise RecipeError(f"{where} has {', '.join(unknown)}{asked}; known are {', '.join(sorted(known))}")
 
 
 def _refuse_what_cannot_run(recipe: Recipe) -> None:
     """Settings and losses are tried before hours are spent."""
     from polydice.training.expression import parse_loss
 
-    places: dict[Path, Planned] = {}
+    places: set[Path] = set()
     for run in recipe.runs():
         try:
             recipe.settings(run, Path("data"), Path("out"))
             parse_loss(run.expression)
+            place = run.place
         except (TypeError, ValueError) as error:
             raise RecipeError(f"{run.loss} on {run.dataset} with {run.model}: {error}") from error
-        if run.place in places:
-            raise RecipeError(f"{run.place} is the folder of two runs: give {run.loss} another name")
-        places[run.place] = run
+        if place in places:
+            raise RecipeError(f"{place} is the folder of two runs: give {run.loss} another name")
+        places.add(place)
 
 
 def _as_tuple(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_tuple(each) for name, each in value.items()}
     return tuple(value) if isinstance(value, list) else value

@@ -8,6 +8,7 @@ DIR/report/                what `polydice report` writes; DIR/report-last/ if it
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
-from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, parse, read, slug
+from polydice.studies.files import read_history, read_result, read_where
+from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, read, slug
 from polydice.training.checkpoint import write_text
 from polydice.training.config import Settings
 
@@ -61,7 +63,7 @@ class Study:
 
     def error(self, run: Planned) -> str:
         path = self.run_folder(run) / "error.txt"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def note_error(self, run: Planned, problem: str) -> None:
         folder = self.run_folder(run)
@@ -84,19 +86,12 @@ class Study:
         for run in self.runs:
             path = self.run_folder(run) / "result.json"
             if path.exists():
-                result = json.loads(path.read_text(encoding="utf-8"))
-                if self.last:
-                    if not {"test", "cases"} <= result.get("last", {}).keys():
-                        raise DataError(
-                            f"{path} does not have the cases of the last weights: remove it and train the run again"
-                        )
-                    result |= result.pop("last")
-                yield Finished(run, result)
+                yield Finished(run, read_result(path, self.last))
 
     def history(self, run: Planned) -> list[dict[str, Any]]:
         """The epochs of a run; empty where they were not brought along with the result."""
         path = self.run_folder(run) / "history.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_history(path) if path.exists() else []
 
 
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
@@ -110,6 +105,9 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
             "grow, by losses, seeds, folds or data sets"
         )
+    if before not in (None, wanted):
+        count = len({*wanted.runs()} - {*before.runs()})
+        print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
     if before != wanted:
         write_text(kept, _text(recipe))
     write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
@@ -119,10 +117,10 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
 def open_study(folder: Path, last: bool = False, baseline: str | None = None) -> Study:
     """The study that a folder holds, with the recipe's baseline or another of its losses."""
     try:
-        recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"))
-        where = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
+    recipe = read(folder / "recipe.toml")
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
     against = None if baseline == recipe.baseline else baseline

@@ -81,7 +81,11 @@ def courses(comparison: Comparison) -> Table | None:
     for row in comparison.rows:
         epochs = [each.result["best_epoch"] for each in row.counting.values()]
         chosen = median(epochs) if epochs and tested else None
-        apart = None if row.last is None else 100 * (row.last - row.scores["dice_global"].mean)
+        apart = (
+            None
+            if row.last is None or "dice_global" not in row.scores
+            else 100 * (row.last - row.scores["dice_global"].mean)
+        )
         cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
         cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(signed(apart), apart)]
         cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
@@ -188,6 +192,20 @@ def markdown(table: Table) -> str:
     rows = [[f"**{_plain(cell.text)}**" if cell.bold else _plain(cell.text) for cell in row] for row in table.rows]
     lines = [list(map(_plain, table.header)), ["---"] * len(table.header), *rows]
     return f"### {_plain(table.title)}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def terminal(table: Table, width: int | None = None) -> str:
+    """Plain text in columns; those that do not fit into `width` are left out, the last one never."""
+    header, rows = list(table.header), [[cell.text for cell in row] for row in table.rows]
+    while True:
+        lines = [header, *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if width is None or sum(widths) + 2 * len(widths) - 2 <= width or len(header) <= 2:
+            break
+        for line in lines:
+            del line[-2]
+    text = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([table.title, *text]) + "\n"
 
 
 def latex(table: Table) -> str:

@@ -187,7 +187,7 @@ def _unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][KEY])
         digest = header["sha256"]
         intact = hashlib.sha256(data.replace(digest.encode(), UNSEALED.encode(), 1)).hexdigest() == digest
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged, or was not written by polydice") from error
     if not intact:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in its header")

@@ -36,7 +36,7 @@ def train(
     from polydice.training.checkpoint import CheckpointError
 
     try:
-        result = loop.train(settings)
+        result = loop.train(settings, lines=True)
     except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
         return _failed(str(problem))
     except torch.OutOfMemoryError as problem:

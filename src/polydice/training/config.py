@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from polydice.values import Count, NotNegative, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
     from polydice.data.prepare import Preparation
@@ -19,6 +21,7 @@ OWN_OPTIONS = {
 }
 
 
+Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
 
@@ -35,30 +38,30 @@ class Settings:
     cache: Path = CACHE
     """Where prepared data sets are kept."""
 
-    size: int = 224
+    size: Annotated[int, Range(1, 16384)] = 224
     """2D: pixels along both edges."""
-    spacing: tuple[float, float, float] | None = None
+    spacing: tuple[Positive, Positive, Positive] | None = None
     """3D: millimetres between voxels (z, y, x). If not given, the median of the set."""
-    patch: tuple[int, int, int] | None = None
+    patch: tuple[Count, Count, Count] | None = None
     """3D: voxels of a patch (z, y, x). If not given, what holds most of the volumes, up to 96 along an edge."""
 
-    cut: float | None = None
-    """MR: percent of a volume's voxels, its brightest, that all become 1 when it is scaled to 0 ... 1."""
+    cut: Annotated[float, Range(0, 100, open=True, unit=" percent")] | None = None
+    """MR: percent of the voxels above the volume's minimum, the brightest, that all become 1 when it is scaled."""
 
     split: Literal["grouped", "contiguous", "random"] = "grouped"
     """How the cases are cut into parts: grouped never splits a patient or video sequence."""
-    folds: int = 5
+    folds: Annotated[int, Range(3)] = 5
     """Number of parts."""
     fold: int = 0
     """The part to test on; the next one validates, the others train."""
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Seed of a random split."""
 
     model: Literal["unet", "transunet", "unet3d"] = "unet"
     """The network. unet3d trains on volumes, the others on images and slices."""
-    width: int | None = None
+    width: Annotated[int, Range(1, 4096)] | None = None
     """Features of the network's first level, if not its own default."""
-    depth: int | None = None
+    depth: Annotated[int, Range(1, 10)] | None = None
     """How often the network halves the resolution, if not its own default."""
     norm: Literal["batch", "instance"] | None = None
     """The U-Net's normalisation, if not by batch."""
@@ -72,40 +75,40 @@ class Settings:
     adapt_kappa: bool = True
     """The κ of a t-vMF loss follows the validation: 32 times each class's Dice."""
 
-    epochs: int = 200
+    epochs: Count = 200
     """How often every training image is seen."""
-    batch: int | None = None
+    batch: Count | None = None
     """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
-    rate: float = 0.01
+    rate: Positive = 0.01
     """Learning rate of the first step; it falls to 0 by the last."""
-    power: float = 0.9
+    power: NotNegative = 0.9
     """The rate falls as (1 - step/steps)^power."""
-    momentum: float = 0.9
+    momentum: NotNegative = 0.9
     """Of SGD."""
-    decay: float = 1e-4
+    decay: NotNegative = 1e-4
     """Weight decay."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Largest norm of a step's gradient."""
-    rotation: float | None = None
+    rotation: Annotated[float, Range(0, 360)] | None = None
     """Degrees: turned uniformly in ± that. If not given 90 in 2D, 15 in 3D."""
-    flip: float = 0.5
+    flip: Annotated[float, Range(0, 1)] = 0.5
     """Probability of a flip."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     """How 2D images are turned; labels always take the nearest pixel."""
-    seed: int = 0
+    seed: Seed = 0
     """Of weights, order and augmentation."""
 
-    validate_every: int = 1
+    validate_every: Count = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True
     """Test with HD95 and surface Dice too."""
     device: str | None = None
     """cpu, cuda or cuda:N. If not given, a GPU where there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. auto compiles for a GPU and not for a CPU."""
-    save_every: float = 60.0
+    save_every: NotNegative = 60.0
     """Seconds between checkpoints, which are saved after an epoch."""
     resume: bool = False
     """Go on with the run that the folder holds."""
@@ -113,21 +116,13 @@ class Settings:
     """Where to draw the history beside history.jsonl: tensorboard takes `tensorboard --logdir OUT`."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "validate_every", "size", "batch", "width", "depth"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1: {getattr(self, name)}")
-        for name in ("momentum", "decay", "power", "seed", "split_seed", "save_every"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
-        for name in ("rate", "clip"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive: {getattr(self, name)}")
-        if self.cut is not None and not 0 < self.cut < 100:
-            raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            check(name, value, hint)
+            if hint in (Path, Path | None) and isinstance(value, str):  # from a recipe
+                object.__setattr__(self, name, Path(value))
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
-        if self.model not in OWN_OPTIONS:
-            raise ValueError(f"model must be one of {', '.join(OWN_OPTIONS)}: {self.model}")
         for name in chain.from_iterable(OWN_OPTIONS.values()):
             if name not in OWN_OPTIONS[self.model] and getattr(self, name):
                 raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polydice.data.batches import Batch, Batches
 from polydice.data.prepare import Prepared
+from polydice.training.config import Precision
 from polydice.training.metrics import confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
@@ -27,7 +28,7 @@ class Network:
         self,
         module: nn.Module,
         patch: tuple[int, int, int] | None = None,
-        precision: Literal["auto", "float32", "bfloat16"] = "auto",
+        precision: Precision = "auto",
         compile: bool | None = None,
     ) -> None:
         self.module, self.patch = module, patch
@@ -98,5 +99,6 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 @cache
 def _compiled(recorded: bool) -> Any:
     """Compiled once a process: a second run with a network of the same shape finds it ready."""
-    torch._dynamo.config.recompile_limit = 2 * NETWORKS  # each for training and for evaluation
+    # The name that torch 2.6 knows too; each for training and for evaluation.
+    torch._dynamo.config.cache_size_limit = 2 * NETWORKS
     return torch.compile(_forward, mode="reduce-overhead" if recorded else None)

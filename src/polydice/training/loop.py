@@ -36,6 +36,7 @@ from polydice.training.objective import adapt_kappa, has_kappa, objective, super
 from polydice.training.processes import Process, joined
 from polydice.training.scoring import score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
+from polydice.values import check
 
 LOOK = 200  # steps after which the losses are looked at in a long epoch: such a look waits for the device
 SETTINGS, RESULT = "settings.json", "result.json"
@@ -47,12 +48,13 @@ class TrainingError(RuntimeError):
     """A run that cannot begin or go on; the message is for the person who started it."""
 
 
-def train(settings: Settings) -> dict[str, Any]:
+def train(settings: Settings, *, lines: bool = False) -> dict[str, Any]:
     """Trains, keeps the weights of the best validation and tests them; the result is what `result.json` holds.
 
     A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had not
     been: batches and all that is random depend on the seed and the epoch alone, and what changes is in the checkpoint.
-    Of several processes that train together, the first returns the result, and the others nothing.
+    Of several processes that train together, the first returns the result, and the others nothing. With `lines`, an
+    epoch is told in a line where there is no terminal for a progress bar.
     """
     with joined(settings.device) as process:
         loss = objective(settings.loss, process)
@@ -66,7 +68,7 @@ def train(settings: Settings) -> dict[str, Any]:
             run.resume()
         with (
             run.together(),
-            Watch(settings, run.history, run.steps, process.first) as watch,
+            Watch(settings, run.history, run.steps, process.first, lines) as watch,
             Interrupt(process.first) as interrupt,
         ):
             while run.epoch < settings.epochs:
@@ -239,9 +241,14 @@ class Run:
                 f"{self.settings.out} holds a run on other data: {found.metadata.get('prepared')}, and not "
                 f"{self.described['prepared']}, which is in {self.settings.data}"
             )
+        state, world = found.state, self.process.world
+        if state.get("processes", world) != world:  # batches, batch norms and dropout would be others
+            raise TrainingError(
+                f"{self.settings.out} holds a run of {state['processes']} processes, which would end otherwise with "
+                f"{world}: resume it with {state['processes']} (torchrun --nproc-per-node), or take another folder"
+            )
         self.model.load_state_dict(_with("model.", found.weights))
         self.best = {name: tensor.to(self.process.device) for name, tensor in _with("best.", found.weights).items()}
-        state = found.state
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss.load_state_dict(state["loss"])
         self.epoch, self.history, self.seconds = state["epoch"], state["history"], state["seconds"]
@@ -258,6 +265,7 @@ class Run:
             weights = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
             weights |= {f"best.{name}": tensor for name, tensor in self.best.items()}
             state = {
+                "processes": self.process.world,
                 "optimizer": self.optimizer.state_dict(),
                 "loss": self.loss.state_dict(),
                 "epoch": self.epoch,
@@ -323,7 +331,8 @@ class Run:
 
     def _save_weights(self, name: str, weights: Weights) -> None:
         if self.process.first:
-            save_weights(self.settings.out / f"{name}.safetensors", weights, self.described)
+            about = self.described | {"precision": self.settings.precision}
+            save_weights(self.settings.out / f"{name}.safetensors", weights, about)
 
     def _means(self, losses: list[Tensor]) -> Tensor:
         """The losses of steps, as means over the processes."""
@@ -377,7 +386,8 @@ def _begin(settings: Settings) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        check(path.stem, found, dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainingError(f"{path} cannot be read ({error}): take another folder") from error
     return found
 

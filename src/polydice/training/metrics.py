@@ -131,6 +131,7 @@ def surface(
 ) -> Surface:
     """HD95 and normalised surface Dice of one image or volume `[*spatial]`, from MONAI's edges and distances.
 
+    HD95 is the larger of two 95th percentiles, of the distances there and of those back; MedPy has one, of both pooled.
     With `spacing`, the millimetres along each axis, distances and tolerance are in millimetres, else in pixels.
     A class in only one of truth and prediction has as HD95 the diagonal, the largest distance the image can hold:
     left out, a missed structure would improve the mean.

@@ -22,10 +22,12 @@ from polydice.data.resample import to_unit
 from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
+from polydice.training.config import Precision
 from polydice.training.inference import OVERLAP, Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
+from polydice.values import Count, check
 
 BEST, LAST = "best.safetensors", "last.safetensors"
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
@@ -47,16 +49,17 @@ def predict(
     overlay: bool = False,
     flips: bool = False,
     device: str | None = None,
+    precision: Precision | None = None,
     batch: int = 8,
 ) -> list[Path]:
     """Writes a label map into `out` for each image, in the image's own size, geometry and format; returns their paths.
 
     `checkpoint` is a file of weights, or the folder of a run. `inputs` are files and folders of them. With `overlay` a
-    PNG beside each label map shows it on the image; `flips` averages the logits over all flips of the image.
+    PNG beside each label map shows it on the image; `flips` averages the logits over all flips of the image. Without a
+    `precision` it is the one of the training.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1: {batch}")
-    predictor = load(checkpoint, device, flips)
+    check("batch", batch, Count)
+    predictor = load(checkpoint, device, flips, precision)
     jobs = label_files.jobs(inputs, out, predictor.channels > 1 and predictor.intensity != "colour", overlay)
     out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
@@ -129,7 +132,9 @@ def plane_labels(logits: Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
     return own[0].argmax(0).byte().cpu().numpy()
 
 
-def load(checkpoint: Path, device: str | None = None, flips: bool = False) -> Predictor:
+def load(
+    checkpoint: Path, device: str | None = None, flips: bool = False, precision: Precision | None = None
+) -> Predictor:
     """What a training run has saved: its folder, or a file of weights in it. `device=None` takes a GPU if it can."""
     path = checkpoint / BEST if checkpoint.is_dir() else checkpoint
     weights, about = load_weights(path)
@@ -139,9 +144,11 @@ def load(checkpoint: Path, device: str | None = None, flips: bool = False) -> Pr
         module.load_state_dict(weights)
         patch, classes, intensity = _tuple(about["patch"]), tuple(about["classes"]), about["intensity"]
         preparation = Preparation(**settings)
+        precision = precision or about.get("precision", "auto")  # older files do not say
+        check("precision", precision, Precision)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
-    network = Network(module.eval().to(usable_device(device)), patch, compile=False)
+    network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
     return Predictor(network, model["channels"], classes, intensity, preparation, flips)
 
 

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import tyro
 
+from polydice.training.config import Precision
+from polydice.values import Count
+
 
 def predict(
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")],
@@ -16,7 +19,8 @@ def predict(
     overlay: bool = False,
     flips: bool = False,
     device: str | None = None,
-    batch: int = 8,
+    precision: Precision | None = None,
+    batch: Count = 8,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Segments images and volumes of any size: a label map for each, in its own size, geometry and format.
@@ -38,6 +42,7 @@ def predict(
         overlay: also NAME_overlay.png, outlines on the image; of a volume, on the slice with most foreground.
         flips: average over all flips of the image: 4 times the work in 2D, 8 times in 3D.
         device: cpu, cuda or cuda:N. If not given, a GPU where there is one.
+        precision: float32, bfloat16, or auto: bfloat16 on a GPU. If not given, as the network was trained.
         batch: images, slices or windows at a time.
         json_output: print the label maps, and what could not be used, as JSON.
     """
@@ -50,7 +55,9 @@ def predict(
     written: Sequence[Path]
     problems: Sequence[str] = ()
     try:
-        written = library.predict(checkpoint, inputs, out, overlay=overlay, flips=flips, device=device, batch=batch)
+        written = library.predict(
+            checkpoint, inputs, out, overlay=overlay, flips=flips, device=device, precision=precision, batch=batch
+        )
     except library.NotAllDoneError as failed:
         written, problems = failed.written, failed.problems
     except torch.OutOfMemoryError:

@@ -96,7 +96,9 @@ def joined(device: str | None = None) -> Iterator[Process]:
 def usable_device(name: str | None) -> torch.device:
     """The device of that name; without one, a GPU where there is one."""
     try:
-        return torch.empty(0, device=_named(name)).device
+        tried = torch.zeros(1, device=_named(name))
+        tried.item()  # which the device `meta` has not
+        return tried.device
     except (AssertionError, RuntimeError) as error:
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 

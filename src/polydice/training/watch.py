@@ -1,6 +1,7 @@
 """What one sees of a run: a progress bar, `history.jsonl` with a line an epoch, and TensorBoard if wanted."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,24 @@ from polydice.training.config import Settings
 HISTORY = "history.jsonl"
 SCALARS = ("loss", "rate", "gradient_norm", "weight_norm", "dice_global", "dice_case")  # that TensorBoard draws
 
+TOLD = ("loss", "dice_global", "dice_case")  # in a line
+
 Row = dict[str, Any]  # an epoch
 
 
 class Watch:
-    """Only the first of several processes shows anything. `bar` counts steps."""
+    """Only the first of several processes shows anything. `bar` counts steps; where there is no terminal to draw it on,
+    an epoch is a line if `lines` are wanted."""
 
-    def __init__(self, settings: Settings, history: Sequence[Row], steps: int, first: bool) -> None:
+    def __init__(
+        self, settings: Settings, history: Sequence[Row], steps: int, first: bool, lines: bool = False
+    ) -> None:
         self.path, self.first = settings.out / HISTORY, first
         self.bar = tqdm(
             desc=settings.out.name, total=settings.epochs * steps, initial=len(history) * steps, unit="step",
             disable=None if first else True,
         )  # fmt: skip
+        self.lines, self.name, self.epochs = first and lines and self.bar.disable, settings.out.name, settings.epochs
         self.shown: dict[str, str] = {}
         self.board = _tensorboard(settings.out) if first and settings.track == "tensorboard" else None
         if first and (history or self.path.exists()):  # epochs after the last checkpoint are done again
@@ -33,6 +40,9 @@ class Watch:
 
     def show(self, rows: Sequence[Row]) -> None:
         self._draw(rows)
+        for row in rows if self.lines else ():
+            scores = "".join(f", {name} {row[name]:.4f}" for name in TOLD if row.get(name) is not None)
+            print(f"{self.name}: epoch {row['epoch']} of {self.epochs}{scores}", file=sys.stderr, flush=True)
         if self.first and rows:
             try:
                 with self.path.open("a") as file:

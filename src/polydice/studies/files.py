@@ -1,0 +1,114 @@
+"""Reads the files of a study. One that does not hold what a report needs is named: it is damaged, or was changed."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import numpy as np
+
+from polydice.data.cases import DataError
+from polydice.values import Count, NotNegative, Range, check
+
+MOST_PIXELS = 2**53
+Share = Annotated[float, Range(0, 1)]
+
+
+class Where(TypedDict):
+    """study.json: the folders of data sets, as they were and prepared."""
+
+    data: str
+    cache: str
+
+
+class Epoch(TypedDict):
+    """A line of history.jsonl."""
+
+    epoch: Count
+    loss: float
+    gradient_norm: NotRequired[NotNegative]
+    dice_global: NotRequired[Share | None]
+
+
+class Stratum(TypedDict, total=False):
+    dice_case: Share | None
+
+
+class Scores(TypedDict):
+    dice_global: Share
+    strata: dict[str, Stratum]
+
+
+class Case(TypedDict):
+    id: str
+    group: str
+    confusion: list[Any]
+
+
+class Last(TypedDict, total=False):
+    test: Scores
+
+
+class Result(TypedDict):
+    """result.json, as far as a report reads it."""
+
+    dataset: str
+    prepared: str
+    best_epoch: Annotated[int, Range(0)]
+    validation_dice_global: Share
+    test: Scores
+    cases: list[Case]
+    versions: dict[str, str]
+    device: str
+    last: NotRequired[Last]
+
+
+def read_where(path: Path) -> Where:
+    where: Where = _read(path, path.read_bytes(), Where, "polydice study writes it anew")
+    return where
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    rows = path.read_bytes().splitlines()
+    return [_read(path, row, Epoch, "without the file, the report has all but the run's course") for row in rows]
+
+
+def read_result(path: Path, last: bool = False) -> dict[str, Any]:
+    """With `last`, what the result would be with the last weights."""
+    again = "remove it and train the run again"
+    result: dict[str, Any] = _read(path, path.read_bytes(), Result, again)
+    if last:
+        if not {"test", "cases"} <= result.get("last", {}).keys():
+            raise DataError(f"{path} does not have the cases of the last weights: {again}")
+        result |= result.pop("last")
+        _check(path, result, Result, again)
+    _check_matrices(path, result["cases"], again)
+    return result
+
+
+def _read(path: Path, data: bytes, hint: Any, advice: str) -> Any:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}; {advice}") from error
+    _check(path, value, hint, advice)
+    return value
+
+
+def _check(path: Path, value: Any, hint: Any, advice: str) -> None:
+    try:
+        check(path.stem, value, hint)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}; {advice}") from error
+
+
+def _check_matrices(path: Path, cases: list[Case], advice: str) -> None:
+    """All at once: there are thousands of numbers."""
+    try:
+        matrices = np.array([case["confusion"] for case in cases])
+    except ValueError:  # not all of one size
+        matrices = np.empty(0)
+    square = matrices.ndim == 3 and matrices.shape[1] == matrices.shape[2] and matrices.dtype.kind == "i"
+    if not square or matrices.min() < 0 or matrices.max() > MOST_PIXELS:
+        raise DataError(
+            f"{path} is damaged: the cases need square matrices of whole numbers, all of one size; {advice}"
+        )
