@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from polydice.data.prepare import Preparation
@@ -21,10 +21,15 @@ OWN_OPTIONS = {
 
 CACHE = Path.home() / ".cache" / "polydice"
 
+CountingScore = Literal["dice_foreground", "dice_global"]
+# What a run meant that was saved before there was such a setting.
+BEFORE: dict[str, Any] = {"score": "dice_global"}
+
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run. The defaults are the paper's: SGD, 200 epochs, batches of 24 images of 224 x 224."""
+    """One training run. The defaults are the paper's but for the score: SGD, 200 epochs, batches of 24 images of 224 x
+    224."""
 
     data: Path
     """Folder of the data set."""
@@ -95,6 +100,9 @@ class Settings:
     seed: int = 0
     """Of weights, order and augmentation."""
 
+    score: CountingScore = "dice_foreground"
+    """The score that counts: on validation it chooses the weights. dice_foreground is the mean over the foreground
+    classes; dice_global, the paper's, has the background in it, and so pays for finding nothing."""
     validate_every: int = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True
@@ -126,6 +134,8 @@ class Settings:
             raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
+        if self.score not in get_args(CountingScore):
+            raise ValueError(f"score must be one of {', '.join(get_args(CountingScore))}: {self.score}")
         if self.model not in OWN_OPTIONS:
             raise ValueError(f"model must be one of {', '.join(OWN_OPTIONS)}: {self.model}")
         for name in chain.from_iterable(OWN_OPTIONS.values()):
@@ -159,6 +169,6 @@ class Settings:
 
     def differences(self, saved: dict[str, Any]) -> list[str]:
         """What these settings say otherwise than saved ones, apart from circumstances."""
-        mine = self.to_json()
+        mine, saved = self.to_json(), BEFORE | saved
         names = [field.name for field in fields(self) if field.name not in CIRCUMSTANCES]
         return [f"{name} {saved.get(name)!r} -> {mine[name]!r}" for name in names if saved.get(name) != mine[name]]
