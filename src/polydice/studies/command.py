@@ -81,7 +81,7 @@ def _run(
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
-    from polydice.studies.report import write_report
+    from polydice.studies.report import remarks, write_report
     from polydice.studies.study import create
 
     study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
@@ -102,11 +102,14 @@ def _run(
     failed = [run for run in study.runs if study.state(run) == "failed"]
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
+    told = remarks(study)
+    for line in told:
+        print(line, file=sys.stderr)
     if json_output:
         counts = {
             state: sum(study.state(run) == state for run in study.runs) for state in ("done", "failed", "no data")
         }
-        print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts}))
+        print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts, "remarks": told}))
     else:
         print(report)
     return 1 if failed else 0

@@ -31,13 +31,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from polydice.training.config import Settings
+from polydice.training.config import CountingScore, Settings
 
 PACKAGED = Path(__file__).parents[1] / "recipes"
 OWN_KEYS = {"title", "about", "baseline", "folds", "seeds", "train", "datasets", "models", "losses"}
 # What a study decides for each run by itself.
 RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
 SETTINGS = {field.name for field in fields(Settings)} - RESERVED
+OF_A_PART = SETTINGS - {"score"}  # one report has one score that counts
 
 
 class RecipeError(ValueError):
@@ -101,6 +102,12 @@ class Recipe:
             for run in other.runs()
         )
 
+    @property
+    def score(self) -> CountingScore:
+        """The score that counts."""
+        found: CountingScore = self.train["score"]
+        return found
+
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
         own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
@@ -116,11 +123,11 @@ def packaged() -> dict[str, Path]:
     return {path.stem: path for path in sorted(PACKAGED.glob("*.toml"))}
 
 
-def read(name: str | Path) -> Recipe:
-    """A packaged recipe by its name, or one from a file."""
+def read(name: str | Path, score: CountingScore = "dice_foreground") -> Recipe:
+    """A packaged recipe by its name, or one from a file. `score` counts where the recipe does not say which does."""
     path = packaged().get(str(name), Path(name))
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"), score)
     except FileNotFoundError:
         known = ", ".join(packaged())
         raise RecipeError(f"{name} is neither a file nor one of the packaged recipes: {known}") from None
@@ -128,7 +135,7 @@ def read(name: str | Path) -> Recipe:
         raise RecipeError(f"{path}: {error}") from error
 
 
-def parse(text: str) -> Recipe:
+def parse(text: str, score: CountingScore = "dice_foreground") -> Recipe:
     given = tomllib.loads(text)
     _refuse_unknown("the recipe", given, OWN_KEYS)
     for table in ("datasets", "models", "losses"):
@@ -136,11 +143,11 @@ def parse(text: str) -> Recipe:
             raise RecipeError(f"the recipe has no {table}: add a table [{table}]")
     _refuse_unknown("[train]", given.get("train", {}), SETTINGS)
     for name, dataset in given["datasets"].items():
-        _refuse_unknown(f"[datasets.{name}]", dataset, SETTINGS | {"path", "generate"})
+        _refuse_unknown(f"[datasets.{name}]", dataset, OF_A_PART | {"path", "generate"})
         if ("path" in dataset) == ("generate" in dataset):
             raise RecipeError(f"[datasets.{name}] needs either path or generate")
     for name, model in given["models"].items():
-        _refuse_unknown(f"[models.{name}]", model, SETTINGS)
+        _refuse_unknown(f"[models.{name}]", model, OF_A_PART)
     seeds = _seeds("seeds", given.get("seeds", [0]))
     losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
     tables = {name: entry for name, entry in given["losses"].items() if isinstance(entry, dict)}
@@ -153,7 +160,7 @@ def parse(text: str) -> Recipe:
         raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
     recipe = Recipe(
         given.get("title", "A study"), given.get("about", ""), baseline, tuple(given.get("folds", range(5))),
-        seeds, given.get("train", {}), given["datasets"], given["models"], losses,
+        seeds, {"score": score, **given.get("train", {})}, given["datasets"], given["models"], losses,
         fewer,
     )  # fmt: skip
     _refuse_what_cannot_run(recipe)

@@ -1,7 +1,7 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are
+DIR/study.json             where the data sets are, and which score counts if the recipe does not say it
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
 DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
                            DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
@@ -18,7 +18,8 @@ from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
 from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, parse, read, slug
 from polydice.training.checkpoint import write_text
-from polydice.training.config import Settings
+from polydice.training.config import BEFORE, CountingScore, Settings
+from polydice.training.scoring import completed
 
 State = Literal["done", "failed", "waiting", "no data"]
 
@@ -84,7 +85,7 @@ class Study:
         for run in self.runs:
             path = self.run_folder(run) / "result.json"
             if path.exists():
-                result = json.loads(path.read_text(encoding="utf-8"))
+                result = completed(json.loads(path.read_text(encoding="utf-8")))
                 if self.last:
                     if not {"test", "cases"} <= result.get("last", {}).keys():
                         raise DataError(
@@ -102,9 +103,10 @@ class Study:
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
     has more losses, seeds, folds or data sets than before."""
-    wanted = read(recipe)
     kept = folder / "recipe.toml"
-    before = read(kept) if kept.exists() else None
+    score = _score(folder) if kept.exists() else "dice_foreground"
+    wanted = read(recipe, score)
+    before = read(kept, score) if kept.exists() else None
     if before is not None and not wanted.extends(before):
         raise RecipeError(
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
@@ -112,14 +114,15 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
         )
     if before != wanted:
         write_text(kept, _text(recipe))
-    write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
+    where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
+    write_text(folder / "study.json", json.dumps(where) + "\n")
     return open_study(folder)
 
 
 def open_study(folder: Path, last: bool = False, baseline: str | None = None) -> Study:
     """The study that a folder holds, with the recipe's baseline or another of its losses."""
     try:
-        recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"))
+        recipe = parse((folder / "recipe.toml").read_text(encoding="utf-8"), _score(folder))
         where = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
@@ -128,6 +131,15 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
     against = None if baseline == recipe.baseline else baseline
     recipe = replace(recipe, baseline=against or recipe.baseline)
     return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against)
+
+
+def _score(folder: Path) -> CountingScore:
+    """What counts in a study whose recipe does not say it: in one that does not know of other scores, the only one that
+    there was. So it means what it meant, and what is added to it is trained as the rest was."""
+    path = folder / "study.json"
+    where = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: CountingScore = (BEFORE | where)["score"]
+    return found
 
 
 def _text(recipe: str | Path) -> str:

@@ -46,7 +46,7 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
 def completed(result: dict[str, Any]) -> dict[str, Any]:
     """A result with the scores it was written before: they follow from the confusion matrices of its cases."""
     for each in (result, result.get("last", {})):
-        if "cases" in each and "lost_classes" not in each["test"]:
+        if {"test", "cases"} <= each.keys() and "lost_classes" not in each["test"]:
             matrices = torch.tensor([case["confusion"] for case in each["cases"]])
             each["test"] = evaluate(matrices, names=result.get("classes", ())) | each["test"]
     return result
