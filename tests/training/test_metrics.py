@@ -182,6 +182,8 @@ def test_what_has_collapsed_is_named() -> None:
         assert found["lost_classes"] == [names[label] for label in classes]
         assert found["predicts_nothing"] == (len(classes) == 2)
     assert evaluate(lost[None])["lost_classes"] == ["class 2"]
+    everywhere = evaluate(binary(10, 90, 0, 0)[None], names=("background", "polyp"))
+    assert (everywhere["predicts_nothing"], everywhere["lost_classes"]) == (False, ["background"])
 
 
 def test_a_case_weighs_the_same_whatever_it_holds() -> None:

@@ -113,6 +113,7 @@ def _facts(study: Study) -> Iterator[str]:
     yield _count(len(study.recipe.folds), "fold")
     yield _count(len(study.recipe.seeds), "seed")
     yield f"baseline: {study.recipe.baseline}"
+    yield f"score: {study.recipe.score}"
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:

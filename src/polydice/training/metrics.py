@@ -99,13 +99,14 @@ def has_foreground(matrices: Tensor) -> bool:
 
 
 def lost_classes(matrices: Tensor) -> list[int]:
-    """The foreground classes that are in the truth of some case and predicted in none: a network has collapsed there.
+    """The classes that are in the truth of some case and predicted in none: a network has collapsed there. One that sees
+    foreground everywhere has lost the background.
 
     >>> lost_classes(torch.tensor([[[8, 1, 0], [0, 1, 0], [2, 0, 0]]]))
     [2]
     """
     total = matrices.sum(0)
-    return [label for label in range(1, len(total)) if total[label].any() and not total[:, label].any()]
+    return [label for label in range(len(total)) if total[label].any() and not total[:, label].any()]
 
 
 def dice_case_per_class(matrices: Tensor) -> Tensor:
