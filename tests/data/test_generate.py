@@ -72,6 +72,14 @@ def test_the_brightness_tells_lesions_from_the_background_but_not_alone() -> Non
     assert best < 0.7
 
 
+def test_many_small_lesions_are_cells() -> None:
+    _, labels = generate(6, size=64, lesion=(1.5, 3.0), lesions=(20, 40))
+    parts = [ndimage.label(of_one)[1] for of_one in labels]
+    assert all(10 <= count <= 40 for count in parts), "some touch each other"
+    _, few = generate(6, size=64, lesion=(1.5, 3.0))
+    assert max(ndimage.label(of_one)[1] for of_one in few) <= 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -79,6 +87,8 @@ def test_the_brightness_tells_lesions_from_the_background_but_not_alone() -> Non
         ({"classes": 1}, "classes must lie between 2 and 100"),
         ({"lesion": (5.0, 3.0)}, "lesion must be two radii in ascending order"),
         ({"lesion": (3.0, 30.0)}, "up to a quarter of the size 64"),
+        ({"lesions": (0, 3)}, "lesions must be two numbers in ascending order, from 1: \\(0, 3\\)"),
+        ({"lesions": (5, 3)}, "lesions must be two numbers in ascending order"),
         ({"label_noise": -0.1}, "label_noise must not be negative"),
         ({"size": 16, "classes": 90, "lesion": (4.0, 4.0)}, "do not fit into images of"),
     ],

@@ -5,7 +5,7 @@ import pytest
 
 from polydice.studies.comparison import Comparison, Row, compare, whole_grids
 from polydice.studies.study import Study
-from tests.studies.made_up import RECIPE, everything, study_in
+from tests.studies.made_up import GLOBAL, RECIPE, everything, finish, study_in
 
 
 def row(comparison: Comparison, loss: str) -> Row:
@@ -42,6 +42,29 @@ def test_the_numbers_follow_from_the_results(tmp_path: Path) -> None:
         assert "Focal Tversky is worse than Dice" in row(each, "Focal Tversky").verdict
         assert not row(each, "Dice").verdict
         assert not row(each, "Dice").differences
+
+
+def test_the_score_that_counts_is_the_recipes(tmp_path: Path) -> None:
+    """Focal Tversky finds less of the lesions and makes no false alarms, so both scores have the same order; but the
+    sentences and the highest mean are of the one that counts."""
+    for recipe, score in ((RECIPE, "dice_foreground"), (GLOBAL, "dice_global")):
+        each = compare(study_in(tmp_path / score, recipe=recipe))[0]
+        assert each.score == score
+        focal = row(each, "Focal Tversky")
+        assert f" by {-100 * focal.differences[score].mean:.2f} points" in focal.verdict
+        assert focal.scores.keys() == {"dice_foreground", "dice_global", "dice_case"}
+
+
+def test_a_fold_without_foreground_is_left_out_of_what_it_cannot_tell(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    without = study_in(tmp_path / "without", lambda run: run.fold != 1)
+    for run in study.runs:
+        if run.fold == 1:
+            finish(study, run, foreground=False)
+    for each, wanted in zip(compare(study), compare(without), strict=True):
+        assert [row.undefined for row in each.rows] == [2, 2, 2]
+        assert [row.scores for row in each.rows] == [row.scores for row in wanted.rows]
+        assert [row.differences for row in each.rows] == [row.differences for row in wanted.rows]
 
 
 def test_the_published_figure_is_beside_ours_where_the_paper_has_it(tmp_path: Path) -> None:

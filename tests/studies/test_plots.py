@@ -35,7 +35,7 @@ def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
     for panel, each in zip(plot.panels, comparisons, strict=True):
         assert panel.ticks == ("Focal Tversky", "PolyDice-1")
         for place, row in enumerate(each.rows[1:]):
-            apart = row.differences["dice_global"]
+            apart = row.differences["dice_foreground"]
             assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, apart.low, apart.high)))]
 
 
@@ -77,7 +77,7 @@ def test_training_is_the_mean_and_the_range_of_the_runs(tmp_path: Path) -> None:
     losses, dice = plot.panels
     # 1/epoch + seed, for the seeds 0 and 1
     assert drawn(losses)["Dice"] == [(1, 1.5, 1.0, 2.0), (2, 1.0, 0.5, 1.5), (3, pytest.approx(5 / 6), 1 / 3, 4 / 3)]
-    reached = [100 * each.result["test"]["dice_global"] for each in compare(study)[0].rows[0].counting.values()]
+    reached = [100 * each.result["test"]["dice_foreground"] for each in compare(study)[0].rows[0].counting.values()]
     epoch, mean, low, high = drawn(dice)["Dice"][-1]
     assert (epoch, low, mean, high) == pytest.approx((3, min(reached), np.mean(reached), max(reached)))
 
@@ -98,7 +98,7 @@ def test_a_point_is_a_run_at_its_chosen_epoch_without_what_its_fold_does(tmp_pat
     points = drawn(plot.panels[0])
     runs = [each for row in comparison.rows for each in row.counting.values()]
     dice = np.array(
-        [[100 * each.result["test"]["dice_global"] for each in runs if each.run.fold == n] for n in range(3)]
+        [[100 * each.result["test"]["dice_foreground"] for each in runs if each.run.fold == n] for n in range(3)]
     )
     assert {name: [epoch for epoch, *_ in each] for name, each in points.items()} == dict.fromkeys(
         points, [1] * 3 + [2] * 3
@@ -126,7 +126,7 @@ def test_an_effect_is_the_mean_of_each_value_and_its_error_leaves_the_folds_out(
     panel = plot.panels[0]
     scores = np.array([
         [
-            100 * next(result["test"]["dice_global"] for run, result in study.finished()
+            100 * next(result["test"]["dice_foreground"] for run, result in study.finished()
                 if (run.dataset, run.value, run.seed, run.fold) == ("cvc-clinicdb", f"epsilon={value}", seed, fold))
             for value in (-0.3, 0.5)
         ]
@@ -140,7 +140,7 @@ def test_an_effect_is_the_mean_of_each_value_and_its_error_leaves_the_folds_out(
     np.testing.assert_allclose(points[:, 3] - points[:, 1], paired)
     assert set(drawn(panel)) == {"PolyDice-1", "PolyDice-1, validation", "Dice"}
     dice = [point[1] for point in drawn(panel)["Dice"]]
-    assert dice == pytest.approx([100 * compare(study)[0].rows[0].scores["dice_global"].mean] * 2)
+    assert dice == pytest.approx([100 * compare(study)[0].rows[0].scores["dice_foreground"].mean] * 2)
     other = open_study(study.folder, baseline="PolyDice-1")
     (plot,) = effects(other, compare(other), colours(other.recipe))
     assert [series.name for series in plot.panels[0].series] == ["PolyDice-1", "PolyDice-1, validation"], "no level"

@@ -129,6 +129,21 @@ def test_the_packaged_recipes() -> None:
             parse_loss(run.expression)
 
 
+def test_the_papers_recipes_and_those_of_the_kept_runs_say_that_the_background_counts() -> None:
+    assert {name for name in packaged() if read(name).score == "dice_foreground"} == {"demo", "scale"}
+    kept = sorted((Path(__file__).parents[2] / "results" / "paper").glob("*/recipe.toml"))
+    assert len(kept) == 14
+    assert {read(path).score for path in kept} == {"dice_global"}
+
+
+def test_one_score_counts_in_the_whole_recipe() -> None:
+    text = packaged()["demo"].read_text(encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"\[datasets\.lesions\] has score"):
+        parse(text.replace("[datasets.lesions]", '[datasets.lesions]\nscore = "dice_global"'))
+    with pytest.raises(RecipeError, match="score must be one of dice_foreground, dice_global: iou"):
+        parse(text.replace("[train]", '[train]\nscore = "iou"'))
+
+
 def test_the_recipe_of_the_docs_can_be_followed() -> None:
     text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
     recipe = parse(text.split("```toml\n")[1].split("```")[0])

@@ -4,17 +4,20 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polydice.cli import main
 from polydice.studies.comparison import compare
 from polydice.studies.recipe import packaged
-from polydice.studies.report import write_report
-from polydice.studies.study import Study, create, open_study
+from polydice.studies.report import remarks, write_report
+from polydice.studies.study import Finished, Study, create, open_study
 from polydice.training.loop import train
 from tests.studies.conftest import real_study, train_runs
-from tests.studies.made_up import ONE_SET, study_in
+from tests.studies.made_up import GLOBAL_SET, ONE_SET, find_nothing, finish, study_in
 from tests.studies.tiny import RECIPE as TINY
+
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
 
 def files(study: Study) -> dict[str, bytes]:
@@ -98,6 +101,93 @@ def test_any_loss_can_be_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["report", str(study.folder), "--baseline", "PolyDice"]) == 2
     wrong = "no loss of the study is called 'PolyDice'; its losses: Dice | Focal Tversky | PolyDice-1\n"
     assert capsys.readouterr().err.endswith(wrong)
+
+
+def test_runs_that_predict_nothing_or_lose_a_class_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = study_in(tmp_path, recipe=ONE_SET)
+    for run in study.runs:
+        if run.loss == "Focal Tversky" and (run.seed, run.fold) != (1, 2):
+            find_nothing(study, run)
+    assert main(["study", str(tmp_path / "made-up.toml"), "--out", str(study.folder)]) == 0
+    named = "cvc-clinicdb, unet, Focal Tversky: predicts nothing, not one pixel of foreground in any test case "
+    named += "(seed 0, fold 0, 1, 2; seed 1, fold 0, 1)"
+    assert named in capsys.readouterr().err.splitlines()
+    for name in ("report.html", "tables.md"):
+        assert named in (study.folder / "report" / name).read_text(encoding="utf-8")
+    kept = remarks(open_study(RESULTS / "hippocampus-small"))
+    assert kept == [
+        "hippocampus, unet3d, PolyDice-1, ε = 0.5: has lost Anterior, in the truth of test cases and predicted in none "
+        "(seed 0, fold 0, 1, 2, 3, 4)"
+    ]
+
+
+def test_a_set_without_foreground_has_a_report_that_says_so(tmp_path: Path) -> None:
+    study = study_in(tmp_path, recipe=ONE_SET)
+    for run in study.runs:
+        finish(study, run, foreground=False)
+    page = html.unescape(write_report(study).read_text(encoding="utf-8"))
+    assert "Dice of the foreground is not defined, since no test case has any (seed 0, fold 0, 1, 2; seed 1" in page
+    assert "nothing was chosen on validation, where no case has foreground: the last weights count (seed 0" in page
+    table = (study.folder / "report" / "tables.md").read_text(encoding="utf-8")
+    assert "| Dice | – |" in table
+    assert "0.00" not in table
+    assert "NaN" not in page
+    assert "nan" not in table
+
+
+def test_a_study_of_before_means_what_it_meant_and_grows_so(tmp_path: Path) -> None:
+    """Its recipe and its results do not say which score counts: there was but one."""
+    study = study_in(tmp_path, recipe=ONE_SET)
+    where = json.loads((study.folder / "study.json").read_text())
+    assert where.pop("score") == "dice_foreground"
+    (study.folder / "study.json").write_text(json.dumps(where))
+    for path in study.folder.rglob("result.json"):
+        result = json.loads(path.read_text())
+        for names in (result["test"], *result["test"]["strata"].values(), result):
+            for name in ("dice_foreground", "lost_classes", "predicts_nothing", "validation_dice_foreground"):
+                names.pop(name, None)
+        path.write_text(json.dumps({name: result[name] for name in result if name != "settings"}))
+    (before,), (wanted,) = compare(open_study(study.folder)), compare(study_in(tmp_path / "new", recipe=GLOBAL_SET))
+    assert before.score == "dice_global"
+    assert [row.verdict for row in before.rows] == [row.verdict for row in wanted.rows]
+    assert [row.scores for row in before.rows] == [row.scores for row in wanted.rows]
+    write_report(open_study(study.folder))
+
+    (tmp_path / "more.toml").write_text(ONE_SET.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"), encoding="utf-8")
+    grown = create(tmp_path / "more.toml", study.folder, tmp_path / "data", tmp_path / "cache")
+    assert {grown.settings(run).score for run in grown.runs} == {"dice_global"}
+    assert open_study(study.folder).recipe.score == "dice_global", "and so it stays"
+
+
+def test_many_small_cells_and_few_steps(tmp_path: Path) -> None:
+    """The case of results/cells in small: the score that counts has the losses in the order of Dice per case, whoever
+    finds nothing is named, and the score with the background is the one that is wrong."""
+    cells = (RESULTS.parent / "cells" / "foreground.toml").read_text(encoding="utf-8")
+    text = cells.partition('"Cross-entropy" =')[0].replace("folds = [0, 1, 2, 3, 4]", "folds = [0]")
+    orders, named = {}, {}
+    for score in ("dice_foreground", "dice_global"):
+        study = study_in(tmp_path / score, lambda run: False, text.replace("[train]", f'[train]\nscore = "{score}"'))
+        train_runs(study, study.runs)
+        (found,) = compare(study)
+        orders[score] = {
+            name: sorted((row.scores[name].mean, row.loss) for row in found.rows) for name in (score, "dice_case")
+        }
+        nothing = [each.run for each in study.finished() if not np.array(_matrices(each))[..., 1:].any()]
+        named[score] = {run.loss: sum(each.loss == run.loss for each in nothing) for run in nothing}
+        assert {row.loss: row.collapsed for row in found.rows if row.collapsed} == named[score]
+        assert len(remarks(study)) == len(named[score]) > 0
+    by_loss = {name: [loss for _, loss in each] for name, each in orders["dice_foreground"].items()}
+    assert by_loss["dice_foreground"] == by_loss["dice_case"]
+    by_loss = {name: [loss for _, loss in each] for name, each in orders["dice_global"].items()}
+    assert by_loss["dice_global"] != by_loss["dice_case"]
+    assert named["dice_global"]["Dice + cross-entropy"] == 3, "and it is the highest there"
+    assert by_loss["dice_global"][-1] == "Dice + cross-entropy"
+
+
+def _matrices(each: Finished) -> list[list[list[int]]]:
+    return [case["confusion"] for case in each.result["cases"]]
 
 
 def test_results_that_do_not_have_the_last_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,22 @@ def test_the_best_validation_is_chosen_in_each_fold_whatever_the_test_says() -> 
     assert values == {("P", 0): "epsilon=0.0", ("P", 1): "epsilon=0.5", ("Dice", 0): ""}
 
 
+def test_the_score_that_chose_the_weights_chooses_the_value() -> None:
+    """What finds nothing has the higher score with the background."""
+    runs = []
+    for value, foreground, with_background in (("epsilon=0.0", 0.0, 0.48), ("epsilon=0.5", 0.2, 0.4)):
+        run, result = finished("P", value, 0, with_background, 0.5)
+        runs.append(Finished(run, result | {"validation_dice_foreground": foreground}))
+    for score, value in (("dice_foreground", "epsilon=0.5"), ("dice_global", "epsilon=0.0")):
+        given = [Finished(run, result | {"settings": {"score": score}}) for run, result in runs]
+        assert chosen(given, {"P": 2})[Entry("set", "unet", "P", 0, 0)].run.value == value
+    undefined = [
+        Finished(run, result | {"settings": {"score": "dice_foreground"}, "validation_dice_foreground": None})
+        for run, result in runs
+    ]
+    assert chosen(undefined, {"P": 2})[Entry("set", "unet", "P", 0, 0)].run.value == "epsilon=0.0", "the first"
+
+
 def test_a_choice_waits_until_every_value_is_trained() -> None:
     assert chosen([finished("P", "epsilon=0.0", 0, 0.8, 0.1)], {"P": 2}) == {}
 

@@ -16,11 +16,11 @@ from polydice.studies.statistics import (
     summary,
     verdict,
 )
-from polydice.training.metrics import dice_case, dice_global
+from polydice.training.metrics import dice_case, dice_foreground, dice_global
 from tests.studies.coverage import SETTINGS, coverage, levelled, nested
 
-METRICS = {"dice_global": dice_global, "dice_case": dice_case}
-both_scores = pytest.mark.parametrize("score", METRICS)
+METRICS = {"dice_foreground": dice_foreground, "dice_global": dice_global, "dice_case": dice_case}
+all_scores = pytest.mark.parametrize("score", METRICS)
 
 
 def random_runs(seeds: int, folds: int, cases: int = 6, classes: int = 3, draw: int = 0) -> list[Outcome]:
@@ -51,7 +51,7 @@ def binary(seed: int, fold: int, dices: list[float], groups: list[str] | None = 
 # Mean and spread
 
 
-@both_scores
+@all_scores
 def test_summary_has_the_metrics_of_training(score: Score) -> None:
     runs = random_runs(seeds=3, folds=5)
     expected = np.reshape([METRICS[score](torch.tensor(run.matrices)) for run in runs], (5, 3))
@@ -75,7 +75,7 @@ def test_one_run_has_no_spread() -> None:
 # The paired difference
 
 
-@both_scores
+@all_scores
 def test_difference_is_that_of_the_means(score: Score) -> None:
     own, other = random_runs(3, 5, draw=1), random_runs(3, 5, draw=2)
     found = difference(own, other, score)
@@ -95,7 +95,7 @@ def test_groups_of_one_run_give_the_standard_error_of_their_mean() -> None:
     assert found.freedom == 5
 
 
-@both_scores
+@all_scores
 def test_more_of_the_same_patient_is_no_more_data(score: Score) -> None:
     groups = ["a", "b", "c", "d"]
     dices = [([0.5, 0.7, 0.4, 0.8], [0.4, 0.7, 0.5, 0.6]), ([0.6, 0.9, 0.5, 0.3], [0.6, 0.7, 0.3, 0.3])]
@@ -104,7 +104,7 @@ def test_more_of_the_same_patient_is_no_more_data(score: Score) -> None:
     assert difference(*often, score) == pytest.approx(difference(*once, score))
 
 
-@both_scores
+@all_scores
 def test_more_seeds_are_no_more_patients(score: Score) -> None:
     own, other = random_runs(1, 5, draw=1), random_runs(1, 5, draw=2)
     copies = [[run._replace(seed=seed) for run in runs for seed in range(4)] for runs in (own, other)]
@@ -129,7 +129,7 @@ def test_equal_runs_differ_by_nothing() -> None:
     assert verdict(found, "Twin").startswith("Twin scores the same as Dice")
 
 
-@both_scores
+@all_scores
 def test_the_order_of_runs_and_of_cases_does_not_matter(score: Score) -> None:
     own, other = random_runs(3, 5, draw=1), random_runs(3, 5, draw=2)
     turned = [
@@ -253,7 +253,7 @@ def test_other_cases_are_refused() -> None:
 
 def test_nonsense_is_refused() -> None:
     runs = random_runs(1, 2)
-    with pytest.raises(ValueError, match="'dice_global' or 'dice_case': 'iou'"):
+    with pytest.raises(ValueError, match="'dice_foreground', 'dice_global' or 'dice_case': 'iou'"):
         summary(runs, "iou")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="resamples must be at least 2"):
         difference(runs, runs, "dice_case", resamples=1)

@@ -3,6 +3,7 @@ import io
 import re
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,14 @@ from polydice.studies.tables import (
     document,
     latex,
     markdown,
+    notes,
     overview,
     record,
     results,
     terminal,
 )
 from tests.studies.conftest import train_runs
-from tests.studies.made_up import RECIPE, study_in
+from tests.studies.made_up import GLOBAL, RECIPE, find_nothing, finish, study_in
 from tests.studies.tiny import RECIPE as TINY
 
 SPITEFUL = r"<script>alert(1)</script> | 50 % of $x_1$ & {a} ~ ^ # \ *b* `c` [d](e)"
@@ -35,14 +37,27 @@ def cells(table: Table, loss: str) -> dict[str, str]:
     return dict(zip(table.header, (cell.text for cell in row), strict=True))
 
 
-def test_a_row_says_what_was_found_and_what_the_paper_has(tmp_path: Path) -> None:
-    cvc, mine = compare(study_in(tmp_path))
+@pytest.mark.parametrize(
+    ("recipe", "counts", "beside", "other"),
+    [
+        (RECIPE, "dice_foreground", "Dice with background", "dice_global"),
+        (GLOBAL, "dice_global", "Dice of foreground", "dice_foreground"),
+    ],
+)
+def test_a_row_says_what_was_found_and_what_the_paper_has(
+    recipe: str, counts: Any, beside: str, other: Any, tmp_path: Path
+) -> None:
+    cvc, mine = compare(study_in(tmp_path, recipe=recipe))
     found = cells(results(cvc), "Focal Tversky")
     row = cvc.rows[1]
-    score, apart = row.scores["dice_global"], row.differences["dice_global"]
+    score, apart = row.scores[counts], row.differences[counts]
+    assert found[beside] == f"{100 * row.scores[other].mean:.2f} ± {100 * row.scores[other].sd:.2f}"
+    header = results(cvc).header
+    with_background = "Dice" if counts == "dice_global" else "Dice with background"
+    assert header[header.index(with_background) + 1] == "Paper, Table 1", "beside the score that the paper has"
     assert found["Dice"] == f"{100 * score.mean:.2f} ± {100 * score.sd:.2f}"
     assert found["Paper, Table 1"] == "80.93 ± 4.21"
-    assert found["Ours − paper"] == f"{100 * score.mean - 80.93:+.2f}".replace("-", "−")
+    assert found["Ours − paper"] == f"{100 * row.scores['dice_global'].mean - 80.93:+.2f}".replace("-", "−")
     wanted = f"{100 * apart.mean:+.2f} [{100 * apart.low:.2f}, {100 * apart.high:.2f}]".replace("-", "−")
     assert found["Difference to Dice"] == wanted
     assert found["Seed noise"] == f"{100 * score.seed_noise:.2f}"
@@ -52,10 +67,44 @@ def test_a_row_says_what_was_found_and_what_the_paper_has(tmp_path: Path) -> Non
 
 
 def test_the_overview_is_the_papers_table(tmp_path: Path) -> None:
-    found = overview(compare(study_in(tmp_path)), "unet")
+    found = overview(compare(study_in(tmp_path, recipe=GLOBAL)), "unet")
     assert found.header == ("Loss", "cvc-clinicdb", "mine")
     assert cells(found, "Dice")["cvc-clinicdb"].endswith(" (79.31 ± 4.69)")
     assert "(" not in cells(found, "Dice")["mine"]
+    found = overview(compare(study_in(tmp_path / "foreground")), "unet")
+    assert "paper" not in found.title
+    assert "(" not in cells(found, "Dice")["cvc-clinicdb"], "it would stand beside another score"
+
+
+def test_runs_that_have_collapsed_are_marked(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    for run in study.runs[:1]:  # of Dice, on the first set
+        find_nothing(study, run)
+    cvc, mine = compare(study)
+    found = cells(results(cvc), "Dice")
+    assert found["Dice"] == f"{100 * cvc.rows[0].scores['dice_foreground'].mean:.2f} ± " + (
+        f"{100 * cvc.rows[0].scores['dice_foreground'].sd:.2f} †"
+    )
+    assert found["Runs"] == "6 of 6, 1 collapsed"
+    assert cells(overview([cvc, mine], "unet"), "Dice")["cvc-clinicdb"] == found["Dice"]
+    assert [record(cvc, row)["runs_collapsed"] for row in cvc.rows] == [1, 0, 0]
+    assert "†" not in "".join(markdown(results(mine)))
+    assert any(note.startswith("† ") for note in notes([cvc, mine]))
+    assert not any(note.startswith("† ") for note in notes([mine]))
+    assert r"$\dagger$" in latex(results(cvc))
+
+
+def test_where_no_test_case_has_foreground_there_is_a_dash(tmp_path: Path) -> None:
+    study = study_in(tmp_path, recipe=RECIPE.replace("folds = [0, 1, 2]", "folds = [0]"))
+    for run in study.runs:
+        if run.dataset == "mine":
+            finish(study, run, foreground=False)
+    cvc, mine = (results(each) for each in compare(study))
+    assert {cells(mine, row[0].text)["Dice"] for row in mine.rows} == {"–"}
+    assert cells(mine, "Dice")["Runs"] == "2 of 2, 2 not defined"
+    assert all(float(row[1].text) > 0 for row in cvc.rows)
+    assert any(note.startswith("– ") for note in notes(compare(study)))
+    assert record(compare(study)[1], compare(study)[1].rows[0])["dice_foreground"] is None
 
 
 def test_chosen_values_are_told_fold_by_fold(tmp_path: Path) -> None:
@@ -83,7 +132,7 @@ def test_the_last_weights_stand_beside_the_chosen(trained: Study) -> None:
     for row in found.rows:
         results = [each.result for each in row.counting.values()]
         tested_last = [each["last"] for each in results]
-        last, best = (100 * fmean(each["test"]["dice_global"] for each in some) for some in (tested_last, results))
+        last, best = (100 * fmean(each["test"]["dice_foreground"] for each in some) for some in (tested_last, results))
         told = cells(courses(found), row.loss)
         assert told["Chosen epoch"] == f"{median(each['best_epoch'] for each in results):g}"
         assert told["Dice, last weights"] == f"{last:.2f}"
@@ -161,7 +210,7 @@ def test_names_stay_text_in_markdown_and_latex() -> None:
 
 
 def test_the_document_has_the_sentences_the_tables_and_what_is_missing(tmp_path: Path) -> None:
-    comparisons = compare(study_in(tmp_path))
+    comparisons = compare(study_in(tmp_path, recipe=GLOBAL))
     found = document("Title", "About.", comparisons, [results(comparisons[0])], ["Dice: 1 of 2 runs not run"])
     assert found.startswith("# Title\n\nAbout.\n\n- cvc-clinicdb, unet: Focal Tversky is worse than Dice")
     assert "| Loss | Dice | Paper, Table 1 |" in found

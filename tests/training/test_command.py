@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from polydice.cli import main
 from polydice.training.checkpoint import load
@@ -33,12 +34,67 @@ def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytes
     settings = small(images, tmp_path / "run", epochs=2)
     assert main(["train", *options(settings)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(f"{tmp_path / 'run'}: dice_global 0.")
-    assert said.out.endswith(" on 5 test cases (weights of epoch 1)\n") or "epoch 2" in said.out
-    scores = r"loss 0\.\d{4}, dice_global 0\.\d{4}, dice_case 0\.\d{4}\n"
-    assert re.fullmatch(f"run: epoch 1 of 2, {scores}run: epoch 2 of 2, {scores}", said.err), "no terminal is here"
+    scores = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
+    told = ", ".join(f"{name} {scores[name]:.4f}" for name in ("dice_foreground", "dice_case", "dice_global"))
+    assert said.out.startswith(f"{tmp_path / 'run'}: {told} on 5 test cases (weights of epoch ")
+    line = r"loss 0\.\d{4}, dice_foreground 0\.\d{4}, dice_case 0\.\d{4}\n"
+    assert re.fullmatch(f"run: epoch 1 of 2, {line}run: epoch 2 of 2, {line}", said.err), "no terminal is here"
     train(replace(settings, out=tmp_path / "other"))
     assert ended(tmp_path / "run") == ended(tmp_path / "other")
+
+
+def test_the_score_that_counts_is_told_first(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = small(images, tmp_path / "run", epochs=1, score="dice_global")
+    assert main(["train", *options(settings)]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'run'}: dice_global 0.")
+
+
+def test_a_run_that_finds_nothing_is_named(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With weight 0 on the lesions, cross-entropy teaches the background alone."""
+    settings = small(images, tmp_path / "run", epochs=2, rate=0.1, loss="CrossEntropyLoss(weight=[1.0, 0.0])")
+    assert main(["train", *options(settings)]) == 0
+    scores, named = capsys.readouterr().out.splitlines()
+    assert "dice_foreground 0.0000, dice_case 0.0000" in scores
+    assert named == f"{tmp_path / 'run'}: predicts nothing, not one pixel of foreground in any test case"
+    test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
+    assert (test["predicts_nothing"], test["lost_classes"]) == (True, ["lesion 1"])
+    assert test["dice_global"] > 0.4, "what the background pays for finding nothing"
+
+
+def emptied(images: Path, folder: Path, cases: range) -> Path:
+    """The same images; these cases have no foreground."""
+    shutil.copytree(images, folder / "data")
+    for case in cases:
+        Image.new("L", (32, 32)).save(folder / "data" / "masks" / f"{case:05d}.png")
+    return folder / "data"
+
+
+@pytest.mark.parametrize("empty", [range(25), range(5)], ids=["everywhere", "in the test part"])
+def test_where_there_is_no_foreground_its_dice_is_not_0_but_not_defined(
+    empty: range, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = small(emptied(images, tmp_path, empty), tmp_path / "run", epochs=1, split="contiguous")
+    assert main(["train", *options(settings)]) == 0
+    scores, why, *more = capsys.readouterr().out.splitlines()
+    assert "dice_foreground not defined, dice_case not defined, dice_global " in scores
+    assert "0.0000" not in scores
+    assert why == f"{tmp_path / 'run'}: Dice of the foreground is not defined, since no test case has any"
+    assert len(more) == (len(empty) == 25), "the validation part has none either"
+    test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
+    assert (test["dice_foreground"], test["dice_case"], test["predicts_nothing"]) == (None, None, False)
+
+
+def test_a_validation_without_foreground_chooses_nothing(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would have chosen the weights before the first step, or those that find least."""
+    settings = small(emptied(images, tmp_path, range(5, 10)), tmp_path / "run", epochs=3, split="contiguous", rate=0.3)
+    assert main(["train", *options(settings)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].endswith("nothing was chosen on validation, where no case has foreground: the last weights count")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["best_epoch"], result["validation_dice_foreground"]) == (3, None)
+    assert result["cases"] == result["last"]["cases"]
 
 
 def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +226,7 @@ def test_a_disk_that_fails_loses_nothing(images: Path, tmp_path: Path) -> None:
     for names in (first, second):
         assert names.startswith("1 ")
         assert "checkpoint-" in names
-    assert done.startswith(f"{disk / 'run'}: dice_global ")
+    assert done.startswith(f"{disk / 'run'}: dice_foreground ")
     assert last.startswith("0 best.safetensors folds.json")
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 

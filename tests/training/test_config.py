@@ -60,6 +60,7 @@ def test_the_defaults_are_the_papers() -> None:
         ({"seed": -1}, "seed must not be negative: -1"),
         ({"fold": 5}, "fold must lie between 0 and 4: 5"),
         ({"fold": -1}, "fold must lie between 0 and 4: -1"),
+        ({"score": "iou"}, "score must be one of dice_foreground, dice_global: iou"),
         ({"model": "resnet"}, "model must be one of unet, transunet, unet3d: resnet"),
         ({"model": "unet3d", "norm": "batch"}, "unet3d has no norm: batch"),
         ({"model": "unet3d", "deep_supervision": True}, "unet3d has no deep supervision: True"),
@@ -77,6 +78,13 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], problem: str) -> None:
 def test_a_path_may_be_given_as_text() -> None:
     given = Settings(data="data", out="out", cache="c", model="transunet", pretrained="a.npz")  # type: ignore[arg-type]
     assert (given.data, given.out, given.cache, given.pretrained) == tuple(map(Path, ("data", "out", "c", "a.npz")))
+
+
+def test_a_run_saved_before_there_was_a_choice_of_scores_has_the_papers() -> None:
+    saved = SETTINGS.to_json()
+    del saved["score"]
+    assert replace(SETTINGS, score="dice_global").differences(saved) == []
+    assert SETTINGS.differences(saved) == ["score 'dice_global' -> 'dice_foreground'"]
 
 
 def test_the_options_of_a_model_are_its_own() -> None:

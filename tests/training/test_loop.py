@@ -256,8 +256,9 @@ def test_validations_are_as_often_as_asked_and_the_last_epoch_has_one(images: Pa
     rows = history(tmp_path / "run")
     assert [row["epoch"] for row in rows if "dice_global" in row] == [2, 4, 5]
     assert all(math.isfinite(row["loss"]) for row in rows)
-    best = max((row for row in rows if "dice_global" in row), key=lambda row: row["dice_global"])
-    assert (result["best_epoch"], result["validation_dice_global"]) == (best["epoch"], best["dice_global"])
+    best = max((row for row in rows if "dice_foreground" in row), key=lambda row: row["dice_foreground"])
+    assert (result["best_epoch"], result["validation_dice_foreground"]) == (best["epoch"], best["dice_foreground"])
+    assert result["validation_dice_global"] == best["dice_global"]
 
 
 def test_rare_validations_do_not_hold_up_checkpoints(
@@ -277,14 +278,19 @@ def test_checkpoints_wait_for_their_time(images: Path, tmp_path: Path, monkeypat
     assert saved == []  # not even at the end: what is written then is the result
 
 
-def test_the_best_weights_are_kept_and_tested(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("score", ["dice_foreground", "dice_global"])
+def test_the_best_weights_are_kept_and_tested(
+    images: Path, tmp_path: Path, score: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Had the second epoch of four the best validation, its weights are those that a run of two epochs ends with: at a
-    constant rate both have done the same. Of two that are equally good the first is kept."""
-    scores = iter([0.2, 0.5, 0.5, 0.4])
+    constant rate both have done the same. Of two that are equally good the first is kept. The other score plays no
+    part."""
+    other = "dice_global" if score == "dice_foreground" else "dice_foreground"
+    scores = iter([{score: counts, other: 1 - counts} for counts in (0.2, 0.5, 0.5, 0.4)])
     with monkeypatch.context() as patch:
-        patch.setattr("polydice.training.loop.dice_global", lambda matrices: next(scores))
-        result = train(small(images, tmp_path / "run", epochs=4, power=0.0))
-    assert (result["best_epoch"], result["validation_dice_global"]) == (2, 0.5)
+        patch.setattr("polydice.training.loop.summary", lambda matrices: next(scores))
+        result = train(small(images, tmp_path / "run", epochs=4, power=0.0, score=score))
+    assert (result["best_epoch"], result[f"validation_{score}"]) == (2, 0.5)
     short = train(small(images, tmp_path / "short", epochs=2, power=0.0, validate_every=2))
     best, _ = load_weights(tmp_path / "run" / "best.safetensors")
     last, _ = load_weights(tmp_path / "short" / "last.safetensors")
@@ -296,14 +302,15 @@ def test_the_last_weights_are_tested_beside_the_best(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"epochs": 6, "rate": 0.3, "power": 0.0, "surfaces": False}
-    scores = iter([0.2, 0.5, 0.4, 0.4, 0.4, 0.4])
+    scores = iter([{"dice_foreground": each, "dice_global": each} for each in (0.2, 0.5, 0.4, 0.4, 0.4, 0.4)])
     with monkeypatch.context() as patch:
-        patch.setattr("polydice.training.loop.dice_global", lambda matrices: next(scores))
+        patch.setattr("polydice.training.loop.summary", lambda matrices: next(scores))
         result = train(small(images, tmp_path / "run", **options))
     last_is_best = train(small(images, tmp_path / "other", validate_every=6, **options))
     wanted = {name: last_is_best[name] for name in ("best_epoch", "test", "cases")}
-    assert last_is_best["last"] == wanted | {"validation_dice_global": last_is_best["validation_dice_global"]}
-    assert result["last"] == wanted | {"validation_dice_global": history(tmp_path / "run")[-1]["dice_global"]}
+    validated = {name: last_is_best[name] for name in ("validation_dice_foreground", "validation_dice_global")}
+    assert last_is_best["last"] == wanted | validated
+    assert result["last"] == wanted | {"validation_dice_foreground": 0.4, "validation_dice_global": 0.4}
     assert result["last"]["test"]["dice_case"] > 0.3, "it has learnt something since"
     assert result["test"]["dice_case"] < 0.1
 

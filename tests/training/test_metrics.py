@@ -16,10 +16,12 @@ from polydice.training.metrics import (
     confusion,
     dice_case,
     dice_case_per_class,
+    dice_foreground,
     dice_global,
     dice_per_class,
     evaluate,
     foreground_share,
+    lost_classes,
     per_case,
     strata,
     surface,
@@ -139,6 +141,49 @@ def test_global_and_case_dice_of_two_cases_by_hand() -> None:
     # Together: TP 11, FP 3, FN 2, TN 184. Alone: Dice 1 and 2/7.
     assert dice_global(matrices) == pytest.approx((22 / 27 + 368 / 373) / 2, rel=1e-15)
     assert dice_case(matrices) == pytest.approx((1 + 2 / 7) / 2, rel=1e-15)
+
+
+def test_foreground_dice_is_the_global_matrix_without_the_background_in_the_mean() -> None:
+    matrices = torch.tensor([[[5, 1, 0], [1, 3, 0], [0, 2, 0]], [[9, 0, 1], [0, 0, 0], [0, 0, 4]]])
+    background, first, second = dice_per_class(matrices.sum(0)).tolist()
+    assert dice_foreground(matrices) == pytest.approx((first + second) / 2, rel=1e-15)
+    assert dice_global(matrices) == pytest.approx((background + first + second) / 3, rel=1e-15)
+
+
+def test_to_predict_nothing_pays_nothing() -> None:
+    """A network that finds a third of it, with false alarms, against one that finds nothing: small objects, as in
+    nuclei. The mean with the background has them the wrong way round, and the mean over cases has not."""
+    nothing, something = binary(0, 0, 60, 940)[None], binary(20, 400, 40, 540)[None]
+    assert dice_global(nothing) > dice_global(something)
+    assert dice_foreground(nothing) == dice_case(nothing) == 0
+    assert dice_foreground(something) == dice_case(something) > 0
+
+
+def test_without_foreground_in_the_truth_there_is_no_score_of_it() -> None:
+    """Not 0, though a false alarm in a case beside others is 0: of this set nothing can be told."""
+    alarm, empty = binary(0, 5, 0, 95)[None], binary(0, 0, 0, 100)[None]
+    for matrices in (alarm, empty, torch.cat([alarm, empty]), torch.full((2, 1, 1), 7)):
+        assert math.isnan(dice_foreground(matrices))
+        assert math.isnan(dice_case(matrices))
+        found = evaluate(matrices)
+        assert (found["dice_foreground"], found["dice_case"]) == (None, None)
+        assert not found["predicts_nothing"], "there was nothing to predict"
+        assert found["lost_classes"] == []
+
+
+def test_what_has_collapsed_is_named() -> None:
+    names = ("background", "ventricle", "myocardium", "atrium")
+    healthy = torch.diag(torch.tensor([90, 5, 5, 0]))  # no atrium anywhere: it cannot be lost
+    lost = torch.tensor([[90, 0, 0, 0], [1, 4, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]])
+    nothing = torch.tensor([[90, 0, 0, 0], [5, 0, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]])
+    for matrices, classes in (([healthy, lost], []), ([lost, nothing], [2]), ([nothing, nothing], [1, 2])):
+        found = evaluate(torch.stack(matrices), names=names)
+        assert lost_classes(torch.stack(matrices)) == classes
+        assert found["lost_classes"] == [names[label] for label in classes]
+        assert found["predicts_nothing"] == (len(classes) == 2)
+    assert evaluate(lost[None])["lost_classes"] == ["class 2"]
+    everywhere = evaluate(binary(10, 90, 0, 0)[None], names=("background", "polyp"))
+    assert (everywhere["predicts_nothing"], everywhere["lost_classes"]) == (False, ["background"])
 
 
 def test_a_case_weighs_the_same_whatever_it_holds() -> None:
@@ -349,9 +394,12 @@ def test_what_is_not_known_is_null() -> None:
     scores = evaluate(binary(0, 0, 0, 10)[None])
     assert scores == {
         "cases": 1,
+        "dice_foreground": None,
         "dice_global": 1.0,
         "dice_case": None,
         "dice_global_per_class": [1.0, None],
+        "predicts_nothing": False,
+        "lost_classes": [],
         "dice_case_per_class": [1.0, None],
         "strata": {},
     }

@@ -1,4 +1,6 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from polydice.data.prepare import Preparation, Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.training.inference import Network
 from polydice.training.metrics import surface
-from polydice.training.scoring import score
+from polydice.training.scoring import collapse, completed, remarks, score, validation
 from tests.data.write import volume
 from tests.training.networks import THRESHOLD, thresholding
 
 SPACING = (3.0, 1.0, 0.5)
+KEPT = Path(__file__).parents[2] / "results" / "paper"
 
 
 def prepared_volumes(folder: Path, *spacings: tuple[float, float, float] | None) -> Prepared:
@@ -86,3 +89,26 @@ def test_a_case_without_anything_has_no_dice(tmp_path: Path) -> None:
     assert found["cases"][0]["dice"] == [1.0, None]
     assert found["cases"][0]["hd95"] == [None, None]
     assert found["test"]["dice_case"] is None
+
+
+def kept(run: str) -> dict[str, Any]:
+    """A result that was written before there was `dice_foreground`."""
+    result: dict[str, Any] = json.loads((KEPT / run / "result.json").read_text(encoding="utf-8"))
+    assert "dice_foreground" not in result["test"]
+    return result
+
+
+def test_a_result_of_before_has_the_scores_that_follow_from_its_matrices() -> None:
+    before = kept("question-acdc/runs/acdc/unet/dice/fold-0/seed-0")
+    result = completed(kept("question-acdc/runs/acdc/unet/dice/fold-0/seed-0"))
+    for now, then in ((result, before), (result["last"], before["last"])):
+        assert now["test"] | then["test"] == now["test"], "nothing that was there is changed"
+        assert now["test"]["dice_foreground"] == pytest.approx(np.mean(then["test"]["dice_global_per_class"][1:]))
+    assert remarks(result) == []
+    assert validation(result) == before["validation_dice_global"], "which chose its weights"
+
+
+def test_the_class_that_died_out_in_a_kept_run_is_named() -> None:
+    result = completed(kept("extinct-small/runs/hippocampus/unet3d/polydice-1-e-0.5/fold-0/seed-1"))
+    assert collapse(result["test"]) == "has lost Anterior, in the truth of test cases and predicted in none"
+    assert remarks(result) == [collapse(result["test"])]

@@ -30,7 +30,7 @@ def drawn(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_the_history_has_a_line_an_epoch(tmp_path: Path) -> None:
-    rows = [row(1), row(2, dice_global=0.5), row(3)]
+    rows = [row(1), row(2, dice_foreground=0.5), row(3)]
     with Watch(settings(tmp_path), [], 3, first=True) as watch:
         assert not (tmp_path / "history.jsonl").exists()  # nothing has happened yet
         watch.show(rows[:2])
@@ -76,7 +76,8 @@ def test_tensorboard_draws_the_history_also_of_a_run_that_was_stopped(images: Pa
     train_until(2, run)
     train(Settings(**(vars(run) | {"resume": True})))
     rows, found = history(tmp_path / "run"), drawn(tmp_path / "run")
-    assert found.keys() == {"loss", "rate", "gradient_norm", "weight_norm", "dice_global", "dice_case"}
+    scores = {"dice_foreground", "dice_global", "dice_case"}
+    assert found.keys() == {"loss", "rate", "gradient_norm", "weight_norm"} | scores
     for name in found:
         expected = [(row["step"], row[name]) for row in rows if name in row]
         assert [step for step, _ in found[name]] == [step for step, _ in expected]
@@ -100,7 +101,7 @@ def test_the_progress_bar_shows_what_one_wants_to_know(tmp_path: Path, monkeypat
         with Watch(settings(tmp_path / "run"), [row(1)], 3, first=True) as watch:
             for _ in range(3):
                 watch.bar.update()
-            watch.show([row(2, dice_global=0.75)])
+            watch.show([row(2, dice_foreground=0.75, dice_global=0.9)])
         shown = b""
         while b"dice=0.7500" not in shown:  # a terminal hands it over in pieces
             shown += os.read(ours, 100_000)

@@ -20,7 +20,6 @@ Field = NDArray[np.float64]
 
 VERSION = 1  # to be raised whenever the same options would give other images
 BRIGHTNESS = 0.4  # of the background
-MOST_LESIONS = 3  # of each class in an image
 IRREGULARITY = 0.2  # standard deviation of the outline about an ellipse, as a fraction of the radius
 
 
@@ -31,6 +30,7 @@ class Options(TypedDict, total=False):
     dims: Literal[2, 3]
     classes: Annotated[int, Range(2, 100)]  # the background included
     lesion: tuple[Positive, Positive]  # the smallest and the largest radius, in pixels
+    lesions: tuple[Count, Count]  # the fewest and the most of each class in an image
     label_noise: NotNegative  # how far the drawn outline is off, as a fraction of the radius
     seed: Seed
 
@@ -42,14 +42,16 @@ def generate(
     dims: Literal[2, 3] = 2,
     classes: int = 2,
     lesion: tuple[float, float] = (3.0, 8.0),
+    lesions: tuple[int, int] = (1, 3),
     label_noise: float = 0.0,
     seed: int = 0,
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Images `[count, 1, *(size,) * dims]` in [0, 1], multiples of 1/255, and labels `[count, *(size,) * dims]`.
 
-    Every image has one to three lesions of each class but the background. `label_noise` ν moves a lesion's outline in
-    the labels, not in the image: as a whole by ν radii along each axis, and every stretch of it by ν radii more, both
-    standard deviations of normal numbers. In two dimensions the Dice coefficient with the true labels is about 1 − ν.
+    Every image has one to three lesions of each class but the background, or as many as `lesions` says: many small ones
+    look like cells. `label_noise` ν moves a lesion's outline in the labels, not in the image: as a whole by ν radii
+    along each axis, and every stretch of it by ν radii more, both standard deviations of normal numbers. In two
+    dimensions the Dice coefficient with the true labels is about 1 − ν.
 
     >>> images, labels = generate(3, size=32, classes=4)
     >>> images.shape, labels.shape, np.unique(labels).tolist()
@@ -61,23 +63,26 @@ def generate(
         raise ValueError(f"classes must lie between 2 and 100, the background included: {classes}")
     if not 0 < lesion[0] <= lesion[1] <= size / 4:
         raise ValueError(f"lesion must be two radii in ascending order, up to a quarter of the size {size}: {lesion}")
+    if not 1 <= lesions[0] <= lesions[1]:
+        raise ValueError(f"lesions must be two numbers in ascending order, from 1: {lesions}")
     if label_noise < 0:
         raise ValueError(f"label_noise must not be negative: {label_noise}")
     shape = (size,) * dims
     images, labels = np.empty((count, 1, *shape), np.float32), np.empty((count, *shape), np.uint8)
     for place in range(count):
-        picture, labels[place] = _picture(shape, classes, lesion, label_noise, (seed, place))
+        picture, labels[place] = _picture(shape, classes, lesion, lesions, label_noise, (seed, place))
         images[place, 0] = np.rint(picture.clip(0, 1) * 255) / 255
     return images, labels
 
 
 def _picture(
-    shape: tuple[int, ...], classes: int, lesion: tuple[float, float], label_noise: float, seed: tuple[int, int]
-) -> tuple[Field, NDArray[np.uint8]]:
+    shape: tuple[int, ...], classes: int, lesion: tuple[float, float], lesions: tuple[int, int], label_noise: float,
+    seed: tuple[int, int],
+) -> tuple[Field, NDArray[np.uint8]]:  # fmt: skip
     random, error = np.random.default_rng((*seed, 0)), np.random.default_rng((*seed, 1))
     picture = _background(random, shape)
     true, drawn = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
-    for label in np.repeat(np.arange(1, classes), random.integers(1, MOST_LESIONS + 1, classes - 1)):
+    for label in np.repeat(np.arange(1, classes), random.integers(lesions[0], lesions[1] + 1, classes - 1)):
         radius = random.uniform(*lesion)
         centre = _free_place(random, true, radius)
         rotation = np.linalg.qr(random.standard_normal((len(shape), len(shape))))[0]

@@ -303,7 +303,7 @@ def plan_loss(
             labels,
             weighted,
             logits.device,
-        ),  # fmt: skip
+        ),
         3 * room + slopes * over_pixels.programs,
         options,
         labels,

@@ -94,7 +94,7 @@ def _run(
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
     from polydice.studies.recipe import RecipeError
-    from polydice.studies.report import write_report
+    from polydice.studies.report import remarks, write_report
     from polydice.studies.study import create
     from polydice.studies.tables import results, terminal
 
@@ -121,11 +121,14 @@ def _run(
     failed = [run for run in study.runs if study.state(run) == "failed"]
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
+    told = remarks(study)
+    for line in told:
+        print(line, file=sys.stderr)
     if json_output:
         counts = {
             state: sum(study.state(run) == state for run in study.runs) for state in ("done", "failed", "no data")
         }
-        print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts}))
+        print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts, "remarks": told}))
     else:
         width = get_terminal_size().columns if sys.stdout.isatty() else None
         for each in comparisons:

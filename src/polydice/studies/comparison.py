@@ -17,6 +17,8 @@ from polydice.studies.selection import chosen
 from polydice.studies.statistics import Difference, Outcome, Score, Summary, difference, holm, signed_rank, summary
 from polydice.studies.statistics import verdict as sentence
 from polydice.studies.study import Finished, State, Study
+from polydice.training.config import CountingScore
+from polydice.training.scoring import collapse
 
 SCORES: tuple[Score, ...] = get_args(Score)
 
@@ -27,7 +29,7 @@ class Paired(NamedTuple):
     """A loss against the baseline, over the seeds and folds that both have."""
 
     differences: Mapping[Score, Difference]
-    p: float | None  # Wilcoxon's, of dice_global
+    p: float | None  # Wilcoxon's, of the score that counts
     problem: str  # why there is no difference; empty where there is one
 
 
@@ -38,11 +40,12 @@ class Row:
     loss: str
     states: Counter[State]  # of all its runs, those for the choice of a value among them
     counting: Runs  # those that count: where there are values, the one that was chosen
+    undefined: int  # runs that would count, but whose test part has no foreground to score
     scores: Mapping[Score, Summary]
-    last: float | None  # dice_global of the last epoch's weights, over the runs of the scores
+    last: float | None  # the score that counts, of the last epoch's weights, over the runs of the scores
     differences: Mapping[Score, Difference]  # to the baseline
     gradient: float | None  # how many times as large as the baseline's
-    p: float | None  # Wilcoxon's, of dice_global, after Holm's correction
+    p: float | None  # Wilcoxon's, of the score that counts, after Holm's correction
     verdict: str  # empty for the baseline
     published: Published | None
 
@@ -52,10 +55,15 @@ class Row:
 
     @property
     def to_published(self) -> float | None:
-        """Points of Dice above the published figure."""
+        """Points of Dice above the published figure, which has the background in it, whatever counts here."""
         if self.published is None or "dice_global" not in self.scores:
             return None
         return 100 * self.scores["dice_global"].mean - float(self.published.mean)
+
+    @property
+    def collapsed(self) -> int:
+        """How many of the runs that count predict nothing, or have lost a class."""
+        return sum(bool(collapse(each.result["test"])) for each in self.counting.values())
 
     @cached_property
     def values(self) -> dict[int, list[str]]:
@@ -72,6 +80,7 @@ class Comparison:
     dataset: str
     model: str
     baseline: str
+    score: CountingScore
     rows: tuple[Row, ...]  # as the recipe has the losses
 
     @property
@@ -85,10 +94,10 @@ class Comparison:
     @cached_property
     def highest(self) -> str:
         """The loss with the highest mean; empty where there is none, or where the means are over different runs."""
-        scored = {row.loss: row for row in self.rows if "dice_global" in row.scores}
+        scored = {row.loss: row for row in self.rows if self.score in row.scores}
         if len({tuple(_for_mean(row.counting)) for row in scored.values()}) > 1:
             return ""
-        return max(scored, key=lambda loss: scored[loss].scores["dice_global"].mean, default="")
+        return max(scored, key=lambda loss: scored[loss].scores[self.score].mean, default="")
 
 
 def compare(study: Study) -> list[Comparison]:
@@ -96,31 +105,36 @@ def compare(study: Study) -> list[Comparison]:
     recipe = study.recipe
     counting = chosen(study.finished(), {loss: len(variants) for loss, variants in recipe.losses.items()})
     runs: defaultdict[tuple[str, str, str], Runs] = defaultdict(dict)
+    undefined: Counter[tuple[str, str, str]] = Counter()
     for entry, each in counting.items():
-        runs[entry.dataset, entry.model, entry.loss][entry.seed, entry.fold] = each
+        place = entry.dataset, entry.model, entry.loss
+        if each.result["test"][recipe.score] is None:
+            undefined[place] += 1
+        else:
+            runs[place][entry.seed, entry.fold] = each
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1
 
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
-        baseline = runs[dataset, model, recipe.baseline]
+        baseline, score = runs[dataset, model, recipe.baseline], recipe.score
         gradients = {loss: _gradients(study, runs[dataset, model, loss]) for loss in recipe.losses}
         others = [loss for loss in recipe.losses if loss != recipe.baseline]
-        paired = {loss: _paired(runs[dataset, model, loss], baseline) for loss in others}
+        paired = {loss: _paired(runs[dataset, model, loss], baseline, score) for loss in others}
         adjusted = dict(zip(others, holm([paired[loss].p for loss in others]), strict=True))
         rows = []
         for loss in recipe.losses:
             own, against = runs[dataset, model, loss], paired.get(loss, Paired({}, None, ""))
             rows.append(
                 Row(
-                    loss, states[dataset, model, loss], own, _scores(own), _last(own), against.differences,
-                    _ratio(gradients[loss], gradients[recipe.baseline]), adjusted.get(loss),
-                    _said(loss, recipe.baseline, against, adjusted.get(loss)),
+                    loss, states[dataset, model, loss], own, undefined[dataset, model, loss], _scores(own),
+                    _last(own, score), against.differences, _ratio(gradients[loss], gradients[recipe.baseline]),
+                    adjusted.get(loss), _said(loss, recipe.baseline, against, score, adjusted.get(loss)),
                     _published(study, dataset, model, loss, own),
                 )
             )  # fmt: skip
-        comparisons.append(Comparison(dataset, model, recipe.baseline, tuple(rows)))
+        comparisons.append(Comparison(dataset, model, recipe.baseline, score, tuple(rows)))
     return comparisons
 
 
@@ -179,11 +193,11 @@ def _scores(runs: Runs) -> dict[Score, Summary]:
     return found
 
 
-def _last(runs: Runs) -> float | None:
+def _last(runs: Runs, score: CountingScore) -> float | None:
     results = [runs[pair].result for pair in _for_mean(runs)]
     if not results or not all("test" in each.get("last", {}) for each in results):
         return None
-    return fmean(each["last"]["test"]["dice_global"] for each in results)
+    return fmean(each["last"]["test"][score] for each in results)
 
 
 def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:
@@ -202,23 +216,24 @@ def _ratio(own: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int],
     return median(ratios) if ratios else None
 
 
-def _paired(runs: Runs, baseline: Runs) -> Paired:
+def _paired(runs: Runs, baseline: Runs, counts: CountingScore) -> Paired:
     pairs = _for_difference(runs.keys() & baseline.keys())
     if not pairs:
         return Paired({}, None, "no fold and seed has results of both")
     own, other = _outcomes(runs, pairs), _outcomes(baseline, pairs)
-    found = {}
-    try:
-        for score in SCORES:
+    found, problems = {}, {}
+    for score in SCORES:
+        try:
             found[score] = difference(own, other, score)
-        return Paired(found, signed_rank(own, other, "dice_global").p, "")
-    except ValueError as problem:
-        return Paired(found, None, "" if "dice_global" in found else str(problem))
+        except ValueError as problem:
+            problems[score] = str(problem)
+    p = signed_rank(own, other, counts).p if counts in found else None
+    return Paired(found, p, problems.get(counts, ""))
 
 
-def _said(loss: str, baseline: str, paired: Paired, p: float | None) -> str:
-    if "dice_global" in paired.differences:
-        return sentence(paired.differences["dice_global"], loss, baseline, p)
+def _said(loss: str, baseline: str, paired: Paired, score: CountingScore, p: float | None) -> str:
+    if score in paired.differences:
+        return sentence(paired.differences[score], loss, baseline, p)
     return f"{loss} cannot be compared with {baseline}: {paired.problem}." if paired.problem else ""
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import numpy as np
 
 from polydice.data.cases import DataError
+from polydice.training.config import CountingScore
+from polydice.training.scoring import completed, validation
 from polydice.values import Count, NotNegative, Range, check
 
 MOST_PIXELS = 2**53
@@ -18,6 +20,7 @@ class Where(TypedDict):
 
     data: str
     cache: str
+    score: NotRequired[CountingScore]
 
 
 class Epoch(TypedDict):
@@ -26,6 +29,7 @@ class Epoch(TypedDict):
     epoch: Count
     loss: float
     gradient_norm: NotRequired[NotNegative]
+    dice_foreground: NotRequired[Share | None]
     dice_global: NotRequired[Share | None]
 
 
@@ -34,7 +38,8 @@ class Stratum(TypedDict, total=False):
 
 
 class Scores(TypedDict):
-    dice_global: Share
+    dice_foreground: NotRequired[Share | None]
+    dice_global: Share | None
     strata: dict[str, Stratum]
 
 
@@ -54,7 +59,8 @@ class Result(TypedDict):
     dataset: str
     prepared: str
     best_epoch: Annotated[int, Range(0)]
-    validation_dice_global: Share
+    validation_dice_foreground: NotRequired[Share | None]
+    validation_dice_global: NotRequired[Share | None]
     test: Scores
     cases: list[Case]
     versions: dict[str, str]
@@ -82,7 +88,11 @@ def read_result(path: Path, last: bool = False) -> dict[str, Any]:
         result |= result.pop("last")
         _check(path, result, Result, again)
     _check_matrices(path, result["cases"], again)
-    return result
+    try:
+        validation(result)
+    except KeyError as error:
+        raise DataError(f"{path} is damaged: it has no {error.args[0]}; {again}") from error
+    return completed(result)
 
 
 def _read(path: Path, data: bytes, hint: Any, advice: str) -> Any:

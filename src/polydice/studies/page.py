@@ -15,6 +15,7 @@ from PIL import Image
 
 from polydice.studies.comparison import Comparison, Row
 from polydice.studies.plots import Plot
+from polydice.studies.statistics import Score
 from polydice.studies.tables import Table, choices, courses, results
 
 
@@ -61,7 +62,7 @@ class Section:
     @property
     def verdicts(self) -> list[tuple[str, str]]:
         """Whether a loss is better, worse or neither, and the sentence that says so."""
-        return [(_judged(row), row.verdict) for row in self.comparison.rows if row.verdict]
+        return [(_judged(row, self.comparison.score), row.verdict) for row in self.comparison.rows if row.verdict]
 
     @property
     def image(self) -> str:
@@ -88,9 +89,9 @@ def _address(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _judged(row: Row) -> str:
+def _judged(row: Row, score: Score) -> str:
     """As the row's sentence has it: one seed, or what may be chance with so many losses compared, is unclear."""
-    found = row.differences.get("dice_global")
+    found = row.differences.get(score)
     if found is None:
         return "open"
     if found.seeds == 1 or not found.apart or (row.p is not None and row.p >= 1 - found.level):

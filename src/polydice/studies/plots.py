@@ -16,8 +16,10 @@ import numpy as np
 from polydice.studies.comparison import Comparison, Runs
 from polydice.studies.families import SYMBOLS, line_title, lines, member
 from polydice.studies.recipe import Variant, slug
+from polydice.studies.statistics import Score
 from polydice.studies.study import Finished, Study
 from polydice.training.metrics import STRATA
+from polydice.training.scoring import validation
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
 FAR = 4  # times as far from 0 as the median interval: a loss that failed, or won, makes points of all other intervals
@@ -62,10 +64,10 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
     """The difference of each loss to the baseline, with its 95 % interval: a panel for each data set and network."""
     panels = []
     for each in comparisons:
-        rows = [row for row in each.rows if "dice_global" in row.differences]
+        rows = [row for row in each.rows if each.score in row.differences]
         series = []
         for place, row in enumerate(rows):
-            found = row.differences["dice_global"]
+            found = row.differences[each.score]
             point = Point(place, 100 * found.mean, 100 * found.low, 100 * found.high)
             series.append(Series(row.loss, colour[row.loss], (point,)))
         if series:
@@ -98,7 +100,7 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
     }
     ranges = len(epochs) <= MOST_RANGES
     panels = []
-    for key, factor, title in (("loss", 1, "Training loss"), ("dice_global", 100, "Validation Dice, %")):
+    for key, factor, title in (("loss", 1, "Training loss"), (comparison.score, 100, "Validation Dice, %")):
         series = []
         for loss, rows in epochs.items():
             by_epoch: defaultdict[int, list[float]] = defaultdict(list)
@@ -121,14 +123,16 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     by_fold: defaultdict[int, list[float]] = defaultdict(list)
     for row in comparison.rows:
         for each in row.counting.values():
-            by_fold[each.run.fold].append(_test_dice(each))
+            by_fold[each.run.fold].append(_test_dice(each, comparison.score))
     usual = {fold: _mean(scores) for fold, scores in by_fold.items()}
     series = []
     for row in comparison.rows:
-        runs = row.counting.values()
-        points = sorted(_bar(each.result["best_epoch"], _test_dice(each) - usual[each.run.fold], 0) for each in runs)
+        points = []
+        for each in row.counting.values():
+            above = _test_dice(each, comparison.score) - usual[each.run.fold]
+            points.append(_bar(each.result["best_epoch"], above, 0))
         if points:
-            series.append(Series(row.loss, colour[row.loss], tuple(points)))
+            series.append(Series(row.loss, colour[row.loss], tuple(sorted(points))))
     if len({point.x for each in series for point in each.points}) < 2:
         return None
     panel = Panel("", "epoch that was chosen", "points of Dice above the fold's mean", tuple(series))
@@ -165,9 +169,10 @@ def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str
     """Test and validation Dice against each parameter that has several values, as in the paper's last two figures."""
     every: defaultdict[tuple[str, str], dict[Variant, Runs]] = defaultdict(lambda: defaultdict(dict))
     for each in study.finished():
-        run = each.run
-        variant = Variant(run.loss, run.value, run.expression)
-        every[run.dataset, run.model][variant][run.seed, run.fold] = each
+        run, tested = each.run, each.result["test"][study.recipe.score]
+        if tested is not None and validation(each.result) is not None:
+            variant = Variant(run.loss, run.value, run.expression)
+            every[run.dataset, run.model][variant][run.seed, run.fold] = each
     for parameter, by_line in lines(study.recipe).items():
         for model in study.recipe.models:
             panels = [
@@ -192,9 +197,9 @@ def _effect(
     pairs = _shared(runs.get(variant, {}) for variant in variants)
     if not pairs:
         return None
-    tested = [[_test_dice(runs[variant][pair]) for variant in variants] for pair in pairs]
-    seen = [[100 * runs[variant][pair].result["validation_dice_global"] for variant in variants] for pair in pairs]
-    test, validation = (dict(zip(variants, _compared(scores), strict=True)) for scores in (tested, seen))
+    tested = [[_test_dice(runs[variant][pair], comparison.score) for variant in variants] for pair in pairs]
+    seen = [[100 * (validation(runs[variant][pair].result) or 0) for variant in variants] for pair in pairs]
+    test, validated = (dict(zip(variants, _compared(scores), strict=True)) for scores in (tested, seen))
 
     values = sorted({member(variant).value for variant in variants})
     named = parameter == "order"  # 1, 2, 3 and 10 stand side by side
@@ -204,12 +209,12 @@ def _effect(
         name, tint = line_title(line), colour[line[len(line) // 2].loss]
         at = {variant: places[member(variant).value] for variant in line}
         series.append(Series(name, tint, tuple(_bar(at[variant], *test[variant]) for variant in line)))
-        points = tuple(_bar(at[variant], validation[variant][0], 0) for variant in line)
+        points = tuple(_bar(at[variant], validated[variant][0], 0) for variant in line)
         series.append(Series(f"{name}, validation", tint, points, dashed=True))
     baseline = next(row.counting for row in comparison.rows if row.loss == comparison.baseline)
     own = comparison.baseline in {variant.loss for variant in variants}  # then it is one of the lines
     if set(pairs) <= set(baseline) and not own:
-        level = _mean([_test_dice(baseline[pair]) for pair in pairs])
+        level = _mean([_test_dice(baseline[pair], comparison.score) for pair in pairs])
         points = tuple(_bar(place, level, 0) for place in places.values())
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
@@ -242,8 +247,8 @@ def _shared(runs: Iterable[Runs]) -> list[tuple[int, int]]:
     return sorted(set.intersection(*(set(each) for each in runs)))
 
 
-def _test_dice(each: Finished) -> float:
-    return 100 * float(each.result["test"]["dice_global"])
+def _test_dice(each: Finished, score: Score) -> float:
+    return 100 * float(each.result["test"][score])
 
 
 def _stratum_dice(each: Finished, stratum: str) -> float:

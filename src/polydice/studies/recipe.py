@@ -33,7 +33,7 @@ from typing import Any, Required, TypedDict, get_type_hints
 
 from polydice.data.generate import Options
 from polydice.suggest import meant
-from polydice.training.config import Settings
+from polydice.training.config import CountingScore, Settings
 from polydice.values import Count, check
 
 LONGEST_NAME = 100  # letters: file systems take 255 bytes
@@ -41,6 +41,7 @@ PACKAGED = Path(__file__).parents[1] / "recipes"
 # What a study decides for each run by itself.
 RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
 SETTINGS = {field.name for field in fields(Settings)} - RESERVED
+OF_A_PART = SETTINGS - {"score"}  # one report has one score that counts
 
 
 class Written(TypedDict, total=False):
@@ -124,6 +125,12 @@ class Recipe:
             for run in other.runs()
         )
 
+    @property
+    def score(self) -> CountingScore:
+        """The score that counts."""
+        found: CountingScore = self.train["score"]
+        return found
+
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
         own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
@@ -139,11 +146,11 @@ def packaged() -> dict[str, Path]:
     return {path.stem: path for path in sorted(PACKAGED.glob("*.toml"))}
 
 
-def read(name: str | Path) -> Recipe:
-    """A packaged recipe by its name, or one from a file."""
+def read(name: str | Path, score: CountingScore = "dice_foreground") -> Recipe:
+    """A packaged recipe by its name, or one from a file. `score` counts where the recipe does not say which does."""
     path = packaged().get(str(name), Path(name))
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"), score)
     except FileNotFoundError:
         known = ", ".join(packaged())
         raise RecipeError(f"{name} is neither a file nor one of the packaged recipes: {known}") from None
@@ -151,7 +158,7 @@ def read(name: str | Path) -> Recipe:
         raise RecipeError(f"{path}: {error}") from error
 
 
-def parse(text: str) -> Recipe:
+def parse(text: str, score: CountingScore = "dice_foreground") -> Recipe:
     given = tomllib.loads(text)
     _refuse_unknown("the recipe", given, set(get_type_hints(Written)))
     for table in ("datasets", "models", "losses"):
@@ -160,7 +167,7 @@ def parse(text: str) -> Recipe:
     _check("recipe", given, Written)
     _refuse_unknown("[train]", given.get("train", {}), SETTINGS)
     for name, dataset in given["datasets"].items():
-        _refuse_unknown(f"[datasets.{name}]", dataset, SETTINGS | {"path", "generate"})
+        _refuse_unknown(f"[datasets.{name}]", dataset, OF_A_PART | {"path", "generate"})
         if ("path" in dataset) == ("generate" in dataset):
             raise RecipeError(f"[datasets.{name}] needs either path or generate")
         for key, hint in (("path", str), ("generate", Generated)):
@@ -168,7 +175,7 @@ def parse(text: str) -> Recipe:
                 _check(f"datasets.{name}.{key}", _as_tuple(dataset[key]), hint)
         _refuse_unknown(f"datasets.{name}.generate", dataset.get("generate", {}), set(get_type_hints(Generated)))
     for name, model in given["models"].items():
-        _refuse_unknown(f"[models.{name}]", model, SETTINGS)
+        _refuse_unknown(f"[models.{name}]", model, OF_A_PART)
     folds = _whole_numbers("folds", given.get("folds", [0, 1, 2, 3, 4]))
     seeds = _whole_numbers("seeds", given.get("seeds", [0]))
     losses = {name: tuple(_variants(name, entry)) for name, entry in given["losses"].items()}
@@ -183,8 +190,8 @@ def parse(text: str) -> Recipe:
     if baseline not in losses:
         raise RecipeError(f"the baseline {baseline!r} is none of the losses: {', '.join(losses)}")
     recipe = Recipe(
-        given.get("title", "A study"), given.get("about", ""), baseline, folds, seeds, given.get("train", {}),
-        given["datasets"], given["models"], losses, fewer,
+        given.get("title", "A study"), given.get("about", ""), baseline, folds, seeds,
+        {"score": score, **given.get("train", {})}, given["datasets"], given["models"], losses, fewer,
     )  # fmt: skip
     _refuse_what_cannot_run(recipe)
     return recipe

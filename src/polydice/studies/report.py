@@ -6,7 +6,7 @@ has the same report as one that was not, to the last byte.
 
 import shlex
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from polydice.studies.figures import PLAIN, drawn
 from polydice.studies.page import Section, Shown, page
 from polydice.studies.plots import Plot, effects, epochs, intervals, sizes, training
 from polydice.studies.qualitative import NotHereError, qualitative
+from polydice.studies.recipe import Planned
 from polydice.studies.study import State, Study
 from polydice.studies.style import save
+from polydice.training import scoring
 from polydice.training.checkpoint import write_text
 
 WAITING: dict[State, str] = {"waiting": "not run", "no data": "not run, since the data set is not here"}
@@ -34,22 +36,39 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     shared, sections = _drawn(study, comparisons, out / "figures")
     overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
-    every, missing = [*overviews, *own], list(_missing(study, comparisons))
+    every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
 
     about = ["weights of the last epoch"] if study.last else []
     about += [] if study.against is None else [f"compared with {study.against}"]
     title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
-    write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, missing))
+    write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, missing, told))
     content = page(
         title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
-        sections=sections, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
+        sections=sections, remarks=told, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
         commands=_commands(study),
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
     )  # fmt: skip
     write_text(out / "report.html", content)
     return out / "report.html"
+
+
+def remarks(study: Study) -> list[str]:
+    """What a reader must know of single runs before a mean is believed: a line for each loss, which names its runs."""
+    folds: defaultdict[str, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for each in study.finished():
+        for what in scoring.remarks(each.result):
+            folds[f"{_named(each.run)}: {what}"][each.run.seed].append(str(each.run.fold))
+    lines = []
+    for what, by_seed in folds.items():
+        places = (f"seed {seed}, fold {', '.join(those)}" for seed, those in by_seed.items())
+        lines.append(f"{what} ({'; '.join(places)})")
+    return lines
+
+
+def _named(run: Planned) -> str:
+    return f"{run.dataset}, {run.model}, {run.loss}{f', {run.value}' if run.value else ''}"
 
 
 def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Shown], list[Section]]:
@@ -94,18 +113,18 @@ def _facts(study: Study) -> Iterator[str]:
     yield _count(len(study.recipe.folds), "fold")
     yield _count(len(study.recipe.seeds), "seed")
     yield f"baseline: {study.recipe.baseline}"
+    yield f"score: {study.recipe.score}"
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
     """A line for each run that failed, with why, and for each loss that has runs left."""
     for run in study.runs:
         if study.state(run) == "failed":
-            value = f", {run.value}" if run.value else ""
             why = study.error(run).strip().partition("\n")[0].replace(str(study.folder), "DIR")
-            yield f"{run.dataset}, {run.model}, {run.loss}{value}, fold {run.fold}, seed {run.seed}: failed: {why}"
+            yield f"{_named(run)}, fold {run.fold}, seed {run.seed}: failed: {why}"
     for each in comparisons:
         for row in each.rows:
-            score, found = row.scores.get("dice_global"), row.differences.get("dice_global")
+            score, found = row.scores.get(each.score), row.differences.get(each.score)
             over = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
             over += f", its difference over {_count(found.seeds * found.folds, 'pair')}" if found else ""
             for state, why in WAITING.items():

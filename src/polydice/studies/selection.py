@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from polydice.studies.study import Finished
+from polydice.training.scoring import validation
 
 
 class Entry(NamedTuple):
@@ -21,14 +22,15 @@ def chosen(finished: Iterable[Finished], values: dict[str, int]) -> dict[Entry, 
     """The run that counts for each entry. `values` says how many values each loss lists: an entry counts once all of
     its values are trained, since a choice among some of them would be another choice.
 
-    The test scores play no part. Of equal validation scores the first in the recipe's order is taken.
+    The test scores play no part. Of equal validation scores the first in the recipe's order is taken; so it is, too,
+    where a validation part has no foreground to score.
     """
     every: defaultdict[Entry, list[Finished]] = defaultdict(list)
     for each in finished:
         run = each.run
         every[Entry(run.dataset, run.model, run.loss, run.fold, run.seed)].append(each)
     return {
-        entry: max(candidates, key=lambda each: each.result["validation_dice_global"])
+        entry: max(candidates, key=lambda each: validation(each.result) or 0)
         for entry, candidates in every.items()
         if len(candidates) == values[entry.loss]
     }

@@ -16,7 +16,7 @@ from torch import Tensor
 from polydice.studies.noise import Noise, of_mean_difference
 from polydice.training.metrics import dice_per_class
 
-Score = Literal["dice_global", "dice_case"]
+Score = Literal["dice_foreground", "dice_global", "dice_case"]
 Floats = NDArray[np.float64]
 
 
@@ -210,7 +210,8 @@ def _scores(folds: Sequence[_Fold], score: Score) -> Floats:
     scores = []
     for fold in folds:
         scores.append(_weighted(fold.matrices, score, np.ones((1, len(fold.groups)))))
-        if np.isnan(scores[-1]).any():
+        empty = score != "dice_global" and not fold.matrices[..., 1:, :].any()  # no foreground in the truth
+        if empty or np.isnan(scores[-1]).any():
             raise ValueError(f"fold {fold.number}: no test case has a class that {score} counts")
     return np.concatenate(scores, -1)
 
@@ -225,14 +226,16 @@ def _weighted(matrices: NDArray[np.int64], score: Score, weights: Floats) -> Flo
 
 def _parts(matrices: Tensor, score: Score) -> Tensor:
     """`[2, ..., cases, terms]`: numerators and denominators. A score is the mean over its terms of Σ numerator / Σ
-    denominator, Σ over the cases; for `dice_global` the terms are the classes, for `dice_case` there is one."""
-    if score == "dice_global":
-        parts = 2 * matrices.diagonal(dim1=-2, dim2=-1), matrices.sum(-1) + matrices.sum(-2)
+    denominator, Σ over the cases; for `dice_case` there is one term, for the others the terms are the classes."""
+    if score in ("dice_foreground", "dice_global"):
+        first = 1 if score == "dice_foreground" else 0
+        hits, sizes = matrices.diagonal(dim1=-2, dim2=-1), matrices.sum(-1) + matrices.sum(-2)
+        parts = 2 * hits[..., first:], sizes[..., first:]
     elif score == "dice_case":
         dice = dice_per_class(matrices)[..., 1:].nanmean(-1, keepdim=True)
         parts = dice.nan_to_num(0), ~dice.isnan()
     else:
-        raise ValueError(f"score must be 'dice_global' or 'dice_case': {score!r}")
+        raise ValueError(f"score must be 'dice_foreground', 'dice_global' or 'dice_case': {score!r}")
     return torch.stack([part.double() for part in parts])
 
 

@@ -1,7 +1,7 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are
+DIR/study.json             where the data sets are, and which score counts if the recipe does not say it
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
 DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
                            DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
@@ -20,7 +20,7 @@ from polydice.data.generate import generated_folder
 from polydice.studies.files import read_history, read_result, read_where
 from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, read, slug
 from polydice.training.checkpoint import write_text
-from polydice.training.config import Settings
+from polydice.training.config import BEFORE, CountingScore, Settings
 
 State = Literal["done", "failed", "waiting", "no data"]
 
@@ -97,9 +97,10 @@ class Study:
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
     has more losses, seeds, folds or data sets than before."""
-    wanted = read(recipe)
     kept = folder / "recipe.toml"
-    before = read(kept) if kept.exists() else None
+    score = _score(folder) if kept.exists() else "dice_foreground"
+    wanted = read(recipe, score)
+    before = read(kept, score) if kept.exists() else None
     if before is not None and not wanted.extends(before):
         raise RecipeError(
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
@@ -110,7 +111,8 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
         print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
     if before != wanted:
         write_text(kept, _text(recipe))
-    write_text(folder / "study.json", json.dumps({"data": str(data.resolve()), "cache": str(cache.resolve())}) + "\n")
+    where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
+    write_text(folder / "study.json", json.dumps(where) + "\n")
     return open_study(folder)
 
 
@@ -120,12 +122,20 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    recipe = read(folder / "recipe.toml")
+    recipe = read(folder / "recipe.toml", _score(folder))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
     against = None if baseline == recipe.baseline else baseline
     recipe = replace(recipe, baseline=against or recipe.baseline)
     return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against)
+
+
+def _score(folder: Path) -> CountingScore:
+    """What counts in a study whose recipe does not say it: in one that does not know of other scores, the only one that
+    there was. So it means what it meant, and what is added to it is trained as the rest was."""
+    path = folder / "study.json"
+    found: CountingScore = BEFORE["score"]
+    return read_where(path).get("score", found) if path.exists() else found
 
 
 def _text(recipe: str | Path) -> str:

@@ -13,9 +13,21 @@ from polydice.studies.families import SYMBOLS
 from polydice.studies.published import SOURCE
 from polydice.studies.statistics import Score, Summary
 
+# What counts, and beside it the other score of the same confusion matrix.
+COUNTS: dict[Score, str] = {
+    "dice_foreground": "Dice is dice_foreground: one confusion matrix over all test pixels, Dice of each class, mean "
+    "over the foreground classes. Dice with background is dice_global, the paper's score: its mean has the background, "
+    "too.",
+    "dice_global": "Dice is dice_global, the paper's score: one confusion matrix over all test pixels, Dice of each "
+    "class, mean over the classes with the background. Dice of foreground is dice_foreground: its mean has the "
+    "foreground classes alone.",
+}
+BESIDE: dict[Score, tuple[Score, str]] = {
+    "dice_foreground": ("dice_global", "Dice with background"),
+    "dice_global": ("dice_foreground", "Dice of foreground"),
+}
 NOTES = (
-    "Dice is dice_global: one confusion matrix over all test pixels, Dice of each class, mean over the classes with "
-    "the background. Dice per case is the mean over the foreground classes of a case, then over the cases. Both are in "
+    "Dice per case, dice_case, is the mean over the foreground classes of a case, then over the cases. All are in "
     "percent, mean ± standard deviation over the folds; the highest mean is bold if all are over the same runs, which "
     "proves nothing by itself.",
     "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
@@ -24,6 +36,7 @@ NOTES = (
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
 )
+MARK = "†"
 CHOICE = (
     "The chosen epoch is the one whose weights did best on validation and are tested, median over the runs. The last "
     "weights are those of the last epoch, tested on the same cases."
@@ -32,11 +45,16 @@ GRADIENT = (
     "Gradient is its norm as a multiple of the baseline's, median over epochs and runs, each loss at the weights that "
     "it led to. At the same rate a loss with larger gradients takes larger steps."
 )
+COLLAPSED = (
+    f"{MARK} Runs of this loss have collapsed: they predict nothing, or have lost a class. They are in the mean, and "
+    "they are named above."
+)
+UNDEFINED = "– Dice of the foreground is not defined: no test case has any."
 # What LaTeX would act on, or does not know.
 SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
 SPECIAL |= {"±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\varepsilon$", "κ": r"$\kappa$"}
-SPECIAL |= {"γ": r"$\gamma$", "|": "$|$"}
+SPECIAL |= {"γ": r"$\gamma$", "|": "$|$", "†": r"$\dagger$", "–": "--"}
 
 
 class Cell(NamedTuple):
@@ -54,19 +72,24 @@ class Table:
 
 def results(comparison: Comparison) -> Table:
     """Each loss's scores, the paper's where it has this data set and network, and the differences to the baseline."""
-    paper = next((row.published.table for row in comparison.rows if row.published), "")
-    header = ["Loss", "Dice", *([f"Paper, {paper}", "Ours − paper"] if paper else [])]
-    header += [f"Difference to {comparison.baseline}", "Seed noise", "Dice per case", "Difference, per case", "Runs"]
+    table = next((row.published.table for row in comparison.rows if row.published), "")
+    paper = [f"Paper, {table}", "Ours − paper"]  # beside the score that it has
+    counts, (other, name) = comparison.score, BESIDE[comparison.score]
+    header = ["Loss", "Dice", *(paper if counts == "dice_global" else [])]
+    header += [f"Difference to {comparison.baseline}", "Seed noise", name, *(paper if other == "dice_global" else [])]
+    header += ["Dice per case", "Difference, per case", "Runs"]
     rows = []
     for row in comparison.rows:
-        score, case = (row.scores.get(each) for each in SCORES)
-        cells = [Cell(row.loss), _mean(score, state(row), bold=row.loss == comparison.highest)]
-        if paper:
-            cells.append(Cell(str(row.published or ""), row.published and float(row.published.mean)))
-            cells.append(Cell(signed(row.to_published), row.to_published))
+        score = row.scores.get(counts)
         noise = score.seed_noise if score else None
-        cells += [_difference(row, "dice_global"), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
-        cells += [_mean(case), _difference(row, "dice_case"), _runs(row)]
+        published = [
+            Cell(str(row.published or ""), row.published and float(row.published.mean)),
+            Cell(signed(row.to_published), row.to_published),
+        ]
+        cells = [Cell(row.loss), _counting(comparison, row), *(published if counts == "dice_global" else [])]
+        cells += [_difference(row, counts), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
+        cells += [_mean(row.scores.get(other)), *(published if other == "dice_global" else [])]
+        cells += [_mean(row.scores.get("dice_case")), _difference(row, "dice_case"), _runs(row)]
         rows.append(cells)
     return _filled(comparison.title, header, rows)  # one seed has no seed noise, and the baseline alone no difference
 
@@ -81,11 +104,8 @@ def courses(comparison: Comparison) -> Table | None:
     for row in comparison.rows:
         epochs = [each.result["best_epoch"] for each in row.counting.values()]
         chosen = median(epochs) if epochs and tested else None
-        apart = (
-            None
-            if row.last is None or "dice_global" not in row.scores
-            else 100 * (row.last - row.scores["dice_global"].mean)
-        )
+        chosen_score = row.scores.get(comparison.score)
+        apart = None if row.last is None or chosen_score is None else 100 * (row.last - chosen_score.mean)
         cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
         cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(signed(apart), apart)]
         cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
@@ -93,11 +113,12 @@ def courses(comparison: Comparison) -> Table | None:
     return _filled("How the runs went", header, rows)
 
 
-def notes(comparisons: Iterable[Comparison]) -> list[str]:
+def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What the columns mean."""
     rows = [row for each in comparisons for row in each.rows]
     told = {CHOICE: any(row.last is not None for row in rows), GRADIENT: any(row.gradient is not None for row in rows)}
-    return [*NOTES, *(note for note, needed in told.items() if needed)]
+    told |= {COLLAPSED: any(row.collapsed for row in rows), UNDEFINED: any(row.undefined for row in rows)}
+    return [COUNTS[comparisons[0].score], *NOTES, *(note for note, needed in told.items() if needed)]
 
 
 def _filled(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
@@ -115,10 +136,11 @@ def overview(comparisons: Sequence[Comparison], model: str) -> Table:
         cells = [Cell(first.loss)]
         for each in mine:
             row = each.rows[place]
-            cell = _mean(row.scores.get("dice_global"), state(row), bold=row.loss == each.highest)
-            cells.append(cell._replace(text=f"{cell.text} ({row.published})" if row.published else cell.text))
+            cell = _counting(each, row)
+            same = row.published if each.score == "dice_global" else None  # else it would stand beside another score
+            cells.append(cell._replace(text=f"{cell.text} ({same})" if same else cell.text))
         rows.append(tuple(cells))
-    paper = ", in brackets the paper's" if any(row.published for each in mine for row in each.rows) else ""
+    paper = ", in brackets the paper's" if any("(" in cell.text for row in rows for cell in row[1:]) else ""
     return Table(f"{model}: Dice by data set{paper}", ("Loss", *(each.dataset for each in mine)), tuple(rows))
 
 
@@ -134,6 +156,8 @@ def choices(comparison: Comparison) -> Table | None:
 
 def state(row: Row) -> str:
     """What there is instead of a score."""
+    if row.undefined:
+        return "–"
     if row.states["done"]:
         return "unfinished"
     return "failed" if row.states["failed"] else "no data" if row.states["no data"] else "not run"
@@ -143,6 +167,7 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
     """A row as numbers, in percent: the line of the CSV file, and what `--json` prints."""
     found: dict[str, Any] = {"dataset": comparison.dataset, "model": comparison.model, "loss": row.loss}
     found |= {"runs_planned": row.planned, "runs_done": row.states["done"], "runs_failed": row.states["failed"]}
+    found |= {"runs_collapsed": row.collapsed, "score": comparison.score}
     for score in SCORES:
         scored, apart = row.scores.get(score), row.differences.get(score)
         found |= {
@@ -156,7 +181,7 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
     return found | {
         "last": _percent(row.last),
         "gradient": row.gradient,
-        "runs_counted": row.scores["dice_global"].runs if "dice_global" in row.scores else 0,
+        "runs_counted": row.scores[comparison.score].runs if comparison.score in row.scores else 0,
         "p_holm": row.p,
         "published": row.published and float(row.published.mean),
         "published_sd": row.published and float(row.published.sd),
@@ -177,13 +202,15 @@ def csv_text(comparisons: Iterable[Comparison]) -> str:
 
 
 def document(
-    title: str, about: str, comparisons: Sequence[Comparison], tables: Iterable[Table], missing: Iterable[str]
-) -> str:
-    """Everything as one Markdown file: the sentences, the tables, what was not run."""
+    title: str, about: str, comparisons: Sequence[Comparison], tables: Iterable[Table], missing: Iterable[str],
+    remarks: Iterable[str] = (),
+) -> str:  # fmt: skip
+    """Everything as one Markdown file: the sentences, the runs to look at, the tables, what was not run."""
     said = [
         f"- {_plain(each.title)}: {_plain(row.verdict)}" for each in comparisons for row in each.rows if row.verdict
     ]
-    parts = [f"# {_plain(title)}", _plain(about), "\n".join(said), *(markdown(table).strip() for table in tables)]
+    parts = [f"# {_plain(title)}", _plain(about), "\n".join(said), "\n".join(f"- {_plain(line)}" for line in remarks)]
+    parts += [markdown(table).strip() for table in tables]
     parts += ["\n".join(f"- {_plain(line)}" for line in missing), *notes(comparisons)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -220,6 +247,12 @@ def latex(table: Table) -> str:
     )
 
 
+def _counting(comparison: Comparison, row: Row) -> Cell:
+    """The score that counts, marked where runs in it have collapsed."""
+    cell = _mean(row.scores.get(comparison.score), state(row), bold=row.loss == comparison.highest)
+    return cell._replace(text=f"{cell.text} {MARK}") if row.collapsed and cell.order is not None else cell
+
+
 def _mean(score: Summary | None, otherwise: str = "", bold: bool = False) -> Cell:
     if score is None:
         return Cell(otherwise)
@@ -245,8 +278,9 @@ def _chosen(values: Sequence[str]) -> str:
 
 
 def _runs(row: Row) -> Cell:
-    failed = f", {row.states['failed']} failed" if row.states["failed"] else ""
-    return Cell(f"{row.states['done']} of {row.planned}{failed}", row.states["done"])
+    told = {"failed": row.states["failed"], "collapsed": row.collapsed, "not defined": row.undefined}
+    more = "".join(f", {count} {what}" for what, count in told.items() if count)
+    return Cell(f"{row.states['done']} of {row.planned}{more}", row.states["done"])
 
 
 def signed(points: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -44,15 +44,23 @@ def train(
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if result and json_output:
-        best = {name: result[name] for name in ("best_epoch", "validation_dice_global", "test")}
-        print(json.dumps({"run": str(settings.out), **best}, indent=1))
+        names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "test")
+        print(json.dumps({"run": str(settings.out), **{name: result.get(name) for name in names}}, indent=1))
     elif result:
-        scores = result["test"]
-        print(
-            f"{settings.out}: dice_global {scores['dice_global']:.4f}, dice_case {scores['dice_case'] or 0:.4f} on "
-            f"{scores['cases']} test cases (weights of epoch {result['best_epoch']})"
-        )
+        print(_line(settings, result))
     return 0
+
+
+def _line(settings: Settings, result: dict[str, Any]) -> str:
+    """The scores, that which counts first, and what a reader must know of them."""
+    from polydice.training.scoring import remarks
+    from polydice.training.watch import told
+
+    test = result["test"]
+    names = sorted(("dice_foreground", "dice_case", "dice_global"), key=lambda name: name != settings.score)
+    scores = ", ".join(f"{name} {told(test[name])}" for name in names)
+    line = f"{settings.out}: {scores} on {test['cases']} test cases (weights of epoch {result['best_epoch']})"
+    return "\n".join([line, *(f"{settings.out}: {each}" for each in remarks(result))])
 
 
 def _failed(why: str, status: int = 1) -> int:

@@ -24,10 +24,15 @@ OWN_OPTIONS = {
 Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
+CountingScore = Literal["dice_foreground", "dice_global"]
+# What a run meant that was saved before there was such a setting.
+BEFORE: dict[str, Any] = {"score": "dice_global"}
+
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run. The defaults are the paper's: SGD, 200 epochs, batches of 24 images of 224 x 224."""
+    """One training run. The defaults are the paper's but for the score: SGD, 200 epochs, batches of 24 images of 224 x
+    224."""
 
     data: Path
     """Folder of the data set."""
@@ -98,6 +103,9 @@ class Settings:
     seed: Seed = 0
     """Of weights, order and augmentation."""
 
+    score: CountingScore = "dice_foreground"
+    """The score that counts: on validation it chooses the weights. dice_foreground is the mean over the foreground
+    classes; dice_global, the paper's, has the background in it, and so pays for finding nothing."""
     validate_every: Count = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True
@@ -154,6 +162,6 @@ class Settings:
 
     def differences(self, saved: dict[str, Any]) -> list[str]:
         """What these settings say otherwise than saved ones, apart from circumstances."""
-        mine = self.to_json()
+        mine, saved = self.to_json(), BEFORE | saved
         names = [field.name for field in fields(self) if field.name not in CIRCUMSTANCES]
         return [f"{name} {saved.get(name)!r} -> {mine[name]!r}" for name in names if saved.get(name) != mine[name]]

@@ -31,10 +31,10 @@ from polydice.training.config import Settings
 from polydice.training.inference import Network, patch_for
 from polydice.training.interrupt import Interrupt
 from polydice.training.later import Later
-from polydice.training.metrics import dice_global, dice_per_class, per_case, summary
+from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
 from polydice.training.processes import Process, joined
-from polydice.training.scoring import score
+from polydice.training.scoring import completed, score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
 from polydice.values import check
 
@@ -221,15 +221,21 @@ class Run:
         self.unread[-1].validation = Later(self.process.total(matrices)), _copied(self.model.state_dict())
 
     def _judge(self, epoch: int, matrices: Later, weights: Weights) -> dict[str, Any]:
-        """The scores of a validation, which choose the best weights and move a t-vMF loss's κ."""
+        """The scores of a validation, which choose the best weights and move a t-vMF loss's κ.
+
+        Where the validation part has no foreground there is nothing to choose by: the latest weights count.
+        """
         items = self._items(self.fold.validation)
         _, cases = per_case(matrices.read(), [self.prepared.case_of[item] for item in items])
-        reached = dice_global(cases)
-        if reached > self.best_score:
+        scores = summary(cases)
+        reached = scores[self.settings.score]
+        if reached is None:
+            self.best_epoch, self.best = epoch, weights
+        elif reached > self.best_score:
             self.best_score, self.best_epoch, self.best = reached, epoch, weights
         if self.adaptive:
             adapt_kappa(self.loss, dice_per_class(cases.sum(0)))
-        return summary(cases)
+        return scores
 
     def resume(self) -> None:
         """Takes up the last checkpoint, if there is one."""
@@ -298,12 +304,10 @@ class Run:
         result = {
             "settings": self.settings.to_json(),
             **self.described,
-            "best_epoch": self.best_epoch,
-            "validation_dice_global": self.best_score,
+            **self._validated(self.best_epoch),
             **best,
             "last": {  # what the result would be with these weights
-                "best_epoch": self.epoch,
-                "validation_dice_global": self.history[-1]["dice_global"],
+                **self._validated(self.epoch),
                 **last,
             },
             "seconds": round(seconds, 1),
@@ -313,6 +317,12 @@ class Run:
         write_text(out / RESULT, json.dumps(result, indent=1, allow_nan=False) + "\n")
         remove(out)
         return result
+
+    def _validated(self, epoch: int) -> dict[str, Any]:
+        """An epoch whose weights are tested, and what they reached on validation."""
+        row = next(row for row in self.history if row["epoch"] == epoch)
+        scores = {f"validation_{name}": row[name] for name in ("dice_foreground", "dice_global") if name in row}
+        return {"best_epoch": epoch, **scores}
 
     def _items(self, cases: Sequence[int]) -> list[int]:
         return [item for case in cases for item in self.prepared.cases[case].items]
@@ -376,11 +386,13 @@ def _begin(settings: Settings) -> dict[str, Any] | None:
         raise TrainingError(f"{out} holds a run: --resume goes on with it, or take another folder")
     different = settings.differences(_read(out / SETTINGS))
     if different:
-        raise TrainingError(f"{out} holds a run with other settings ({'; '.join(different)}): take another folder")
+        raise TrainingError(
+            f"{out} holds a run with other settings ({'; '.join(different)}): take another folder, or its settings"
+        )
     if not (out / RESULT).exists():
         return None
     remove(out)
-    return _read(out / RESULT)
+    return completed(_read(out / RESULT))
 
 
 def _read(path: Path) -> dict[str, Any]:

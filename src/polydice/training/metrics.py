@@ -2,6 +2,7 @@
 
 One rule holds for all of them. A class that is in neither truth nor prediction is not counted (NaN here, null in JSON);
 a class that is in only one of the two gets the worst value there is: Dice 0, NSD 0, and for HD95 the image's diagonal.
+Where no case has foreground in its truth, a score of the foreground does not exist, whatever was predicted.
 """
 
 import math
@@ -72,6 +73,16 @@ def dice_global(matrices: Tensor) -> float:
     return float(dice_per_class(matrices.sum(0)).nanmean())
 
 
+def dice_foreground(matrices: Tensor) -> float:
+    """As `dice_global`, mean over the foreground classes alone: to predict nothing pays nothing.
+
+    >>> nothing = torch.tensor([[[900, 0], [100, 0]]])
+    >>> round(dice_global(nothing), 2), dice_foreground(nothing)
+    (0.47, 0.0)
+    """
+    return float(dice_per_class(matrices.sum(0))[1:].nanmean()) if has_foreground(matrices) else math.nan
+
+
 def dice_case(matrices: Tensor) -> float:
     """Dice of each case and foreground class, mean over the classes counted in a case, then mean over cases.
 
@@ -79,7 +90,23 @@ def dice_case(matrices: Tensor) -> float:
     which weighs every class the same, is `dice_case_per_class(matrices)[1:].nanmean()`: nnU-Net's `foreground_mean`.
     The two differ only where a class is missing from some cases.
     """
-    return _case_mean(dice_per_class(matrices))
+    return _case_mean(dice_per_class(matrices)) if has_foreground(matrices) else math.nan
+
+
+def has_foreground(matrices: Tensor) -> bool:
+    """Whether the truth of any case has a foreground class."""
+    return bool(matrices[:, 1:].any())
+
+
+def lost_classes(matrices: Tensor) -> list[int]:
+    """The classes that are in the truth of some case and predicted in none: a network has collapsed there. One that
+    sees foreground everywhere has lost the background.
+
+    >>> lost_classes(torch.tensor([[[8, 1, 0], [0, 1, 0], [2, 0, 0]]]))
+    [2]
+    """
+    total = matrices.sum(0)
+    return [label for label in range(len(total)) if total[label].any() and not total[:, label].any()]
 
 
 def dice_case_per_class(matrices: Tensor) -> Tensor:
@@ -168,24 +195,28 @@ def surface(
 def summary(matrices: Tensor) -> dict[str, Any]:
     """The scores that a validation is about."""
     return {
+        "dice_foreground": _number(dice_foreground(matrices)),
         "dice_global": _number(dice_global(matrices)),
         "dice_case": _number(dice_case(matrices)),
         "dice_global_per_class": _numbers(dice_per_class(matrices.sum(0))),
     }
 
 
-def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = ()) -> dict[str, Any]:
+def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = (), names: Sequence[str] = ()) -> dict[str, Any]:
     """Every score of a test set, ready for JSON, from one matrix `[N, C, C]` and, where wanted, one `Surface` per case.
 
-    Lists have one entry per class, the background first.
+    Lists have one entry per class, the background first; but `lost_classes` has the names of those that are lost.
 
-    >>> evaluate(torch.tensor([[[8, 0], [0, 2]], [[9, 0], [1, 0]]]))["strata"]["large"]
-    {'cases': 1, 'foreground_share': [0.2, 0.2], 'dice_global': 1.0, 'dice_case': 1.0}
+    >>> found = evaluate(torch.tensor([[[8, 0], [0, 2]], [[9, 0], [1, 0]]]), names=("background", "polyp"))
+    >>> found["lost_classes"], found["strata"]["tiny"]["dice_foreground"]
+    ([], 0.0)
     """
     matrices = matrices.cpu()
     scores = {
         "cases": len(matrices),
         **summary(matrices),
+        "predicts_nothing": has_foreground(matrices) and not matrices[..., 1:].any(),
+        "lost_classes": [names[label] if names else f"class {label}" for label in lost_classes(matrices)],
         "dice_case_per_class": _numbers(dice_case_per_class(matrices)),
         "strata": _by_stratum(matrices),
     }
@@ -201,6 +232,7 @@ def _by_stratum(matrices: Tensor) -> dict[str, dict[str, Any]]:
             scores[name] = {
                 "cases": int(chosen.sum()),
                 "foreground_share": [float(share[chosen].min()), float(share[chosen].max())],
+                "dice_foreground": _number(dice_foreground(matrices[chosen])),
                 "dice_global": _number(dice_global(matrices[chosen])),
                 "dice_case": _number(dice_case(matrices[chosen])),
             }

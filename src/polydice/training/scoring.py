@@ -1,6 +1,6 @@
-"""The test of a trained network: what `result.json` says of every case, and of all."""
+"""The test of a trained network: what `result.json` says of every case, and of all, and what a reader must be told."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from polydice.data.batches import Batches
 from polydice.data.prepare import Prepared
+from polydice.training.config import BEFORE
 from polydice.training.inference import Network
 from polydice.training.metrics import confusion, dice_per_class, evaluate, surface
 
@@ -39,7 +40,42 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
             distances.append(surface(guess, labels, classes, case.spacing if in_mm else None))
             row |= {"hd95": _plain(distances[-1].hd95), "nsd": _plain(distances[-1].nsd)}
         rows.append(row)
-    return {"test": evaluate(torch.stack(matrices), distances), "cases": rows}
+    return {"test": evaluate(torch.stack(matrices), distances, prepared.classes), "cases": rows}
+
+
+def completed(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the scores it was written before: they follow from the confusion matrices of its cases."""
+    for each in (result, result.get("last", {})):
+        if {"test", "cases"} <= each.keys() and "lost_classes" not in each["test"]:
+            matrices = torch.tensor([case["confusion"] for case in each["cases"]])
+            each["test"] = evaluate(matrices, names=result.get("classes", ())) | each["test"]
+    return result
+
+
+def validation(result: Mapping[str, Any]) -> float | None:
+    """What a run reached on validation, by the score that chose its weights; None if there was no foreground."""
+    score = (BEFORE | result.get("settings", {}))["score"]
+    found: float | None = result[f"validation_{score}"]
+    return found
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """What a reader of a run's scores must know, in words."""
+    found = [collapse(result["test"])]
+    if result["test"]["dice_foreground"] is None:
+        found.append("Dice of the foreground is not defined, since no test case has any")
+    if validation(result) is None:
+        found.append("nothing was chosen on validation, where no case has foreground: the last weights count")
+    return [each for each in found if each]
+
+
+def collapse(test: Mapping[str, Any]) -> str:
+    """What has collapsed in a run, from the `test` of its result; empty where nothing has."""
+    if test["predicts_nothing"]:
+        return "predicts nothing, not one pixel of foreground in any test case"
+    if test["lost_classes"]:
+        return f"has lost {', '.join(test['lost_classes'])}, in the truth of test cases and predicted in none"
+    return ""
 
 
 def _plain(values: torch.Tensor) -> list[float | None]:

@@ -12,9 +12,8 @@ from polydice.training.checkpoint import CheckpointError, write_text
 from polydice.training.config import Settings
 
 HISTORY = "history.jsonl"
-SCALARS = ("loss", "rate", "gradient_norm", "weight_norm", "dice_global", "dice_case")  # that TensorBoard draws
-
-TOLD = ("loss", "dice_global", "dice_case")  # in a line
+# That TensorBoard draws.
+SCALARS = ("loss", "rate", "gradient_norm", "weight_norm", "dice_foreground", "dice_global", "dice_case")
 
 Row = dict[str, Any]  # an epoch
 
@@ -26,7 +25,7 @@ class Watch:
     def __init__(
         self, settings: Settings, history: Sequence[Row], steps: int, first: bool, lines: bool = False
     ) -> None:
-        self.path, self.first = settings.out / HISTORY, first
+        self.path, self.score, self.first = settings.out / HISTORY, settings.score, first
         self.bar = tqdm(
             desc=settings.out.name, total=settings.epochs * steps, initial=len(history) * steps, unit="step",
             disable=None if first else True,
@@ -41,7 +40,8 @@ class Watch:
     def show(self, rows: Sequence[Row]) -> None:
         self._draw(rows)
         for row in rows if self.lines else ():
-            scores = "".join(f", {name} {row[name]:.4f}" for name in TOLD if row.get(name) is not None)
+            names = [name for name in ("loss", self.score, "dice_case") if name in row]
+            scores = "".join(f", {name} {told(row[name])}" for name in names)
             print(f"{self.name}: epoch {row['epoch']} of {self.epochs}{scores}", file=sys.stderr, flush=True)
         if self.first and rows:
             try:
@@ -56,8 +56,8 @@ class Watch:
     def _draw(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self.shown |= {"epoch": str(row["epoch"]), "loss": f"{row['loss']:.4f}", "rate": f"{row['rate']:.1e}"}
-            if "dice_global" in row:
-                self.shown["dice"] = f"{row['dice_global']:.4f}"
+            if self.score in row:
+                self.shown["dice"] = told(row[self.score])
             if self.board is not None:
                 for name in SCALARS:
                     if row.get(name) is not None:
@@ -71,6 +71,11 @@ class Watch:
         self.bar.close()
         if self.board is not None:
             self.board.close()
+
+
+def told(score: float | None) -> str:
+    """A score as one reads it; one of a foreground that is not there does not exist."""
+    return "not defined" if score is None else f"{score:.4f}"
 
 
 def write_history(path: Path, rows: Sequence[Row]) -> None:
