@@ -79,7 +79,7 @@ def finish(study: Study, run: Planned, found: float = 1, foreground: bool = True
         "prepared": "nowhere",
         "best_epoch": 1 + run.seed,
         "validation_dice_foreground": scores["dice_foreground"] + better if foreground else None,
-        "validation_dice_global": scores["dice_global"] + better,
+        "validation_dice_global": min(1.0, scores["dice_global"] + better),
         "test": scores,
         "cases": cases,
         "versions": {"polydice": "0", "torch": "0"},

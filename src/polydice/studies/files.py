@@ -39,7 +39,7 @@ class Stratum(TypedDict, total=False):
 
 class Scores(TypedDict):
     dice_foreground: NotRequired[Share | None]
-    dice_global: Share | None
+    dice_global: Share
     strata: dict[str, Stratum]
 
 
@@ -60,7 +60,7 @@ class Result(TypedDict):
     prepared: str
     best_epoch: Annotated[int, Range(0)]
     validation_dice_foreground: NotRequired[Share | None]
-    validation_dice_global: NotRequired[Share | None]
+    validation_dice_global: NotRequired[Share]
     test: Scores
     cases: list[Case]
     versions: dict[str, str]
