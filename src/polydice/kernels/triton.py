@@ -67,13 +67,13 @@ def _load(
     valid = inside
     weight = valid.to(tl.float32)
     if HAS_MASK:
-        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, BLOCK_C, BLOCK_N).to(tl.float32)
+        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, BLOCK_N).to(tl.float32)
         valid = valid & (weight != 0)
     label = tl.zeros((1, BLOCK_N), tl.int32) - 1
     bad = (weight < 0).to(tl.int32)
     target += image * target_b
     if LABELS:
-        given = _line(target, start, target_n, count, EVEN, BLOCK_C, BLOCK_N)
+        given = _line(target, start, target_n, count, EVEN, BLOCK_N)
         given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
         if HAS_IGNORE:
             valid = valid & (given != ignore_index)
@@ -104,14 +104,14 @@ def _load(
 
 
 @triton.jit
-def _line(here, start, stride, count, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What is given for each pixel. With many classes it is read in one dimension: it then follows the layout of the
+def _line(here, start, stride, count, EVEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What is given for each pixel. In a narrow tile it is read in one dimension: it then follows the layout of the
     tile over the threads, where otherwise the tile would follow its."""
     pixel = tl.arange(0, BLOCK_N)
-    if BLOCK_C == 1:
+    if BLOCK_N >= 128:
         pixel = pixel[None, :]
     given = tl.load(here + (start + pixel) * stride, mask=_inside(pixel, count - start, EVEN), other=0)
-    return given if BLOCK_C == 1 else given[None, :]
+    return given if BLOCK_N >= 128 else given[None, :]
 
 
 @triton.jit
