@@ -124,6 +124,27 @@ def test_without_a_list_each_file_asks_for_the_others(tmp_path: Path) -> None:
     }
 
 
+def test_files_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    """A list that somebody else has written may name any file of this machine."""
+    folder = tmp_path / "set"
+    for name in ("a", "b", "c", "d"):
+        write.volume(folder / "imagesTr" / f"{name}.nii.gz", SCANS)
+        write.volume(folder / "labelsTr" / f"{name}.nii.gz", LABELS)
+    write.volume(tmp_path / "private.nii.gz", SCANS)
+    (folder / "imagesTr" / "d.nii.gz").unlink()
+    (folder / "imagesTr" / "d.nii.gz").symlink_to(tmp_path / "private.nii.gz")
+    images = ("imagesTr/a.nii.gz", "../private.nii.gz", str(tmp_path / "private.nii.gz"), "imagesTr/d.nii.gz")
+    training = [
+        {"image": image, "label": f"labelsTr/{name}.nii.gz"} for name, image in zip("abcd", images, strict=True)
+    ]
+    (folder / "dataset.json").write_text(json.dumps(DECATHLON | {"training": training}))
+    dataset = open_dataset(folder)
+    assert [case.id for case in dataset.cases] == ["a"]
+    refused = [finding.where for finding in dataset.findings if "lies outside its folder" in finding.what]
+    assert refused == ["../private.nii.gz", "../private.nii.gz", "imagesTr/d.nii.gz"]
+    assert all(finding.level == "error" for finding in dataset.findings)
+
+
 def test_channels_of_different_sizes(tmp_path: Path) -> None:
     nnunet(tmp_path, "a")
     write.volume(tmp_path / "imagesTr" / "a_0001.nii.gz", SCANS[0, :2])

@@ -16,6 +16,7 @@ from polydice.data.files import UnreadableFile, ending, read_image, read_mask, s
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
 CHANNEL = re.compile(r"(.+)_\d{4}")
+OUTSIDE = "is listed in dataset.json, but lies outside its folder, and is not read: copy it into the folder"
 COLOURS = {"r", "g", "b", "red", "green", "blue", "rgb", "rgb_to_0_1", "colour", "color", "photo"}
 
 
@@ -79,13 +80,15 @@ def _cases(
     if colour and not any(stem(path).endswith("_0001") for path in files):
         channels = 1  # a colour picture is one file, whatever dataset.json calls its channels
     why = "dataset.json lists it" if listed else "other files of its case are"
-    cases, findings, used = [], [], set()
+    cases, findings, used, home = [], [], set(), folder.resolve()
     for image, mask in listed or _on_disk(images, masks):
         needed = _parts(image, channels)
         used |= {*needed, mask}
-        missing = [path for path in (*needed, mask) if not path.exists()]
+        outside = [path for path in (*needed, mask) if listed and not path.resolve().is_relative_to(home)]
+        findings += [error(folder, path, OUTSIDE) for path in outside]
+        missing = [path for path in (*needed, mask) if path not in outside and not path.exists()]
         findings += [error(folder, path, f"is not there, but {why}") for path in missing]
-        if not missing:
+        if not missing and not outside:
             cases.append(Case(stem(mask), stem(mask), needed, (mask,)))
     extra = "is not listed in dataset.json" if listed else "is no channel that dataset.json names"
     findings += [error(folder, path, extra) for path in sorted(files - used)]
