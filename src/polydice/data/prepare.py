@@ -3,8 +3,9 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,13 +14,14 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polydice.data.cache import CacheError, digests, publish, short_hash
+from polydice.data.cache import CacheError, digests, publish, replace_text, sha256, short_hash
 from polydice.data.cases import Case, DataError, Dataset, Intensity, Sample
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
 FORMAT = 1  # to be raised whenever the same files and settings would give other arrays
 INDEX, IMAGES, LABELS = "index.json", "images", "labels"
+HASHED, SUMS = (INDEX, IMAGES, LABELS), "SHA256SUMS"  # as `sha256sum --check` takes it
 
 Result = TypeVar("Result")
 
@@ -74,7 +76,8 @@ class Prepared:
         self.folder = folder
         try:
             self._open(json.loads((folder / INDEX).read_text()))
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            self._verify()
+        except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
             raise CacheError(f"{folder} is damaged ({error}); delete it and run again") from error
 
     def _open(self, index: dict[str, Any]) -> None:
@@ -102,6 +105,20 @@ class Prepared:
         self.images = _mapped(self.folder / IMAGES, index["dtype"], images)
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
 
+    def _verify(self) -> None:
+        """Reads the files once for each size and time they have: a damaged byte would be trained on in silence."""
+        files = [self.folder / name for name in HASHED]
+        found = digests(files, self.folder.parent / "digests" / f"{self.folder.name}.json")
+        if not (self.folder / SUMS).exists():
+            print(f"{self.folder} has no checksums, as an earlier version made it: they are added now", file=sys.stderr)
+            with suppress(OSError):
+                replace_text(self.folder / SUMS, _sums(found))
+            return
+        written = (self.folder / SUMS).read_text()
+        changed = [file.name for file in files if _sums({file: found[file]}) not in written]
+        if changed:
+            raise ValueError(f"the checksum of {', '.join(changed)} is not the one in {SUMS}")
+
     def __len__(self) -> int:
         return len(self.case_of)
 
@@ -119,6 +136,10 @@ class Prepared:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _sums(digests: Mapping[Path, str]) -> str:
+    return "".join(f"{digest}  {file.name}\n" for file, digest in digests.items())
 
 
 def _mapped(file: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -200,6 +221,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
             file.seek(0)
             shutil.copyfileobj(file, images[0])
     (folder / INDEX).write_text(json.dumps(index))
+    (folder / SUMS).write_text(_sums({folder / name: sha256(folder / name) for name in HASHED}))
 
 
 def _median_spacing(dataset: Dataset, workers: int | None) -> tuple[float, float, float] | None:
