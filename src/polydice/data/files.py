@@ -125,8 +125,10 @@ def picture_remarks(path: Path) -> list[str]:
     remarks = []
     with _reading(path), Image.open(path) as image:
         if (turned := image.getexif().get(ORIENTATION, 1)) in range(2, 9):
-            remarks.append(f"is to be turned when it is shown, by its EXIF data, but is read as it lies ({turned})")
-        if image.has_transparency_data and image.convert("RGBA").getextrema()[3] == (0, 0):
+            remarks.append(
+                f"is to be turned when it is shown, by its EXIF data, but is read as it lies (orientation {turned})"
+            )
+        if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() == (0, 0):
             remarks.append("is fully transparent: one sees nothing, and what lies under it is read")
     return remarks
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydice.data.cache import CacheError, digests, publish, replace_text, sha256, short_hash
-from polydice.data.cases import Case, DataError, Dataset, Intensity, Sample
+from polydice.data.cases import VOID, Case, DataError, Dataset, Intensity, Sample
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
@@ -85,6 +85,7 @@ class Prepared:
             raise ValueError(f"its format is {index['format']}, not {FORMAT}")
         self.name: str = index["name"]
         self.classes: tuple[str, ...] = tuple(index["classes"])
+        self.ignore: int | None = index.get("ignore")  # VOID, if there can be pixels without a label
         self.channels: int = index["channels"]
         self.settings = Preparation(**{name: _tuple(value) for name, value in index["settings"].items()})
         self.dims: int = self.settings.dims
@@ -159,15 +160,12 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     if settings.cut is not None and dataset.intensity != "mr":
         raise DataError(f"cut is for MR, and the images of {dataset.name} in {dataset.folder} are {dataset.intensity}")
     cache = Path(cache).absolute()
-    files = [file for case in dataset.cases for file in case.files]
-    memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
-    contents = digests(files, memory)
-    readable = re.sub(r"[^\w-]+", "-", dataset.name)
-    final = cache / f"{readable}-{_key(dataset, contents, settings)}"
+    contents = contents_of(dataset, cache)
+    final = cache / named(dataset, settings.described(), contents)
 
     def fill(folder: Path) -> None:
         _write(dataset, settings, workers, folder)
-        if digests(files, memory) != contents:
+        if contents_of(dataset, cache) != contents:
             raise DataError(f"files of {dataset.name} in {dataset.folder} changed while they were prepared: run again")
 
     if not final.exists():
@@ -175,14 +173,23 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     return Prepared(final)
 
 
-def _key(dataset: Dataset, contents: dict[Path, str], settings: Preparation) -> str:
+def contents_of(dataset: Dataset, cache: Path) -> dict[Path, str]:
+    """The digest of each of its files."""
+    memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
+    return digests((file for case in dataset.cases for file in case.files), memory)
+
+
+def named(dataset: Dataset, about: object, contents: Mapping[Path, str]) -> str:
+    """A name for what is made of these contents of a set and of what `about` says."""
     cases = [
         (case.id, case.group, [contents[file] for file in case.images], [contents[file] for file in case.masks])
         for case in dataset.cases
     ]
     reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
-    content = (dataset.name, dataset.classes, dataset.intensity, reader, cases)
-    return short_hash(json.dumps((FORMAT, settings.described(), content)))
+    content: list[Any] = [dataset.name, dataset.classes, dataset.intensity, reader, cases]
+    content += [] if dataset.ignore is None else [dataset.ignore]
+    readable = re.sub(r"[^\w-]+", "-", dataset.name)
+    return f"{readable}-{short_hash(json.dumps((FORMAT, about, content)))}"
 
 
 class _Ready(NamedTuple):
@@ -200,6 +207,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
         settings = replace(settings, spacing=_median_spacing(dataset, workers))
     every = _each(dataset, lambda sample: _ready(sample, dataset, settings), "preparing", workers)
     index: dict[str, Any] = {"format": FORMAT, "name": dataset.name, "classes": dataset.classes, "cases": []}
+    index |= {} if dataset.ignore is None else {"ignore": VOID}
     with closing(every), ExitStack() as files:
         images: list[IO[bytes]] = [files.enter_context((folder / IMAGES).open("wb"))]
         labels = files.enter_context((folder / LABELS).open("wb"))
@@ -249,11 +257,11 @@ def _each(
 
 
 def _ready(sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
-    _check(sample, len(dataset.classes), settings.dims)
+    _check(sample, dataset, settings.dims)
     old, new = sample.labels.shape, _grid(sample.labels.shape, sample.spacing, settings)
     spacing = sample.spacing and tuple(mm * a / b for mm, a, b in zip(sample.spacing, old, new, strict=True))
     images = ready_image(sample.image, sample.spacing, dataset.intensity, settings)
-    labels = resample_labels(sample.labels.astype(np.uint8), new)
+    labels = resample_labels(_ignored_as(VOID, sample.labels, dataset).astype(np.uint8), new)
     volume = settings.dims == 2 and len(new) == 3
     return _Ready(images, labels if volume else labels[None], spacing, volume)
 
@@ -278,12 +286,17 @@ def _grid(shape: tuple[int, ...], spacing: tuple[float, ...] | None, settings: P
     return tuple(max(1, round(points * own / wanted)) for points, own, wanted in axes)
 
 
-def _check(sample: Sample, classes: int, dims: int) -> None:
+def _ignored_as(value: int, labels: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
+    return labels if dataset.ignore is None else np.where(labels == dataset.ignore, value, labels)
+
+
+def _check(sample: Sample, dataset: Dataset, dims: int) -> None:
     """The last guard: an array that is wrong here would be wrong in every training."""
-    image, labels = sample.image, sample.labels
+    image, labels, classes = sample.image, sample.labels, min(len(dataset.classes), VOID)
     if image.ndim not in (3, 4) or image.shape[1:] != labels.shape or labels.size == 0:
         raise DataError(f"image {list(image.shape)} and labels {list(labels.shape)} do not fit: [channels, *spatial]")
     if dims == 3 and labels.ndim == 2:
         raise DataError("it is a single image, not a volume: prepare with dims=2")
-    if labels.min() < 0 or labels.max() >= min(classes, 256):
-        raise DataError(f"labels {labels.min()} to {labels.max()}, but the classes are 0 to {min(classes, 256) - 1}")
+    known = _ignored_as(0, labels, dataset)
+    if known.min() < 0 or known.max() >= classes:
+        raise DataError(f"labels {known.min()} to {known.max()}, but the classes are 0 to {classes - 1}")

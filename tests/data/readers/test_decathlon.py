@@ -157,7 +157,6 @@ def test_channels_of_different_sizes(tmp_path: Path) -> None:
     ("about", "told"),
     [
         ({"labels": {"background": 0, "whole tumour": [1, 2], "core": 2}}, "'whole tumour' is a region"),
-        ({"labels": {"background": 0, "tumour": 1, "ignore": 2}}, "ignore label is not supported"),
         ({"labels": {"background": 0, "tumour": 2}}, "numbered 0, 1, 2"),
         ({"labels": {"background": "none"}}, "is not as the Decathlon or nnU-Net write it"),
         ({"labels": None}, "is not as the Decathlon or nnU-Net write it"),
@@ -167,6 +166,15 @@ def test_what_is_not_supported_is_said(about: dict[str, Any], told: str, tmp_pat
     nnunet(tmp_path, "a")
     with pytest.raises(DataError, match=rf"dataset\.json.*{told}"):
         open_dataset(describe(tmp_path, NNUNET | about))
+
+
+@pytest.mark.parametrize(
+    "labels", [{"background": 0, "tumour": 1, "ignore": 2}, {"0": "background", "1": "tumour", "255": "ignore"}]
+)
+def test_an_ignore_label_is_no_class(labels: dict[str, Any], tmp_path: Path) -> None:
+    nnunet(tmp_path, "a")
+    dataset = open_dataset(describe(tmp_path, NNUNET | {"labels": labels}))
+    assert (dataset.classes, dataset.ignore) == (("background", "tumour"), 2 if "ignore" in labels else 255)
 
 
 def test_a_description_that_is_no_json(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def find_decathlon(folder: Path) -> Dataset | None:
         return None
     try:
         about = json.loads(description.read_text(encoding="utf-8-sig"))
-        classes = _classes(about["labels"])
+        classes, ignore = _classes(about["labels"])
         channels = [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
         listed = [(folder / case["image"], folder / case["label"]) for case in about.get("training", ())]
     except DataError as problem:
@@ -39,7 +39,9 @@ def find_decathlon(folder: Path) -> Dataset | None:
         what = f"mixes CT with other channels ({', '.join(channels)}): all are scaled by their minimum and maximum"
         findings.append(warning(folder, description, what))
     name = str(about.get("name") or folder.resolve().name)
-    return Dataset(name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings))
+    return Dataset(
+        name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore
+    )  # fmt: skip
 
 
 def read_channels(case: Case) -> Sample:
@@ -53,18 +55,19 @@ def read_channels(case: Case) -> Sample:
     return Sample(np.concatenate([image for image, _ in images]), read_mask(case.masks[0]), spacing)
 
 
-def _classes(labels: dict[str, Any]) -> tuple[str, ...]:
-    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does."""
+def _classes(labels: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does, and the
+    number that is called "ignore"."""
     for name, number in labels.items():
         if isinstance(number, list):
             raise DataError(f"{name!r} is a region, {number}: regions overlap, but here a pixel has one label")
-        if name == "ignore":
-            raise DataError("an ignore label is not supported: a pixel without a label cannot be trained on here")
     numbered = all(map(str.isdecimal, labels))
     names = {int(key if numbered else value): value if numbered else key for key, value in labels.items()}
+    ignore = next((number for number, name in names.items() if name == "ignore"), None)
+    names = {number: name for number, name in names.items() if number != ignore}
     if sorted(names) != list(range(len(names))) or len(names) < 2:
         raise DataError(f"labels must be numbered 0, 1, 2 and so on, at least two: {sorted(names)}")
-    return tuple(str(names[number]) for number in sorted(names))
+    return tuple(str(names[number]) for number in sorted(names)), ignore
 
 
 def _intensity(channels: list[str]) -> Intensity:
