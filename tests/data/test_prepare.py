@@ -292,6 +292,21 @@ def test_a_real_heart_beside_bright_skin_needs_the_cut_to_be_seen(real_set: Real
     assert ventricle(spoilt, 0.5) > 5 * ventricle(spoilt, None)
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("void", [3, 255, -1, 65535])
+def test_pixels_without_a_label_are_255_whatever_they_were(tmp_path: Path, void: int, dims: Any) -> None:
+    labels = np.array([0, 1, 2, void], np.int32)[np.random.default_rng(0).integers(0, 4, (6, 8, 8))]
+    dataset = archives(tmp_path, Sample(np.random.default_rng(1).random((1, 6, 8, 8)), labels, None))
+    with pytest.raises(DataError, match="but the classes are 0 to 2"):
+        prepare(dataset, Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+    prepared = prepare(replace(dataset, ignore=void), Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+    assert prepared.ignore == 255
+    np.testing.assert_array_equal(prepared.labels.reshape(labels.shape), np.where(labels == void, 255, labels))
+    stray = archives(tmp_path, Sample(np.zeros((1, 6, 8, 8)), np.where(labels == 2, 7, labels), None))
+    with pytest.raises(DataError, match="but the classes are 0 to 2"):
+        prepare(replace(stray, ignore=void), Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+
+
 def test_a_copy_of_the_set_elsewhere_is_the_same_set(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()

@@ -20,6 +20,7 @@ def study(
     per_gpu: int = 1,
     address: str | None = None,
     gpu_share: float = 1.0,
+    skip_errors: bool = False,
     list: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -44,6 +45,7 @@ def study(
         per_gpu: runs at a time on one GPU.
         address: of a Ray cluster; auto finds one that runs here. If not given, one is started here.
         gpu_share: the part of a GPU that a run takes on a Ray cluster.
+        skip_errors: leave out cases in which `polydice data` finds errors, instead of refusing to train.
         list: name the packaged recipes and end.
         json_output: print the state of the study as JSON at the end.
     """
@@ -57,7 +59,7 @@ def study(
     try:
         if recipe is None:
             raise RecipeError("name a recipe, or see --list")
-        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, json_output)
+        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, skip_errors, json_output)
     except (DataError, CheckpointError, OSError, RuntimeError, ValueError) as problem:
         print(f"polydice study: {problem}", file=sys.stderr)
         return 2
@@ -76,19 +78,25 @@ def _list() -> None:
 
 def _run(
     recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
-    address: str | None, gpu_share: float, json_output: bool,
+    address: str | None, gpu_share: float, skip_errors: bool, json_output: bool,
 ) -> int:  # fmt: skip
+    from polydice.data.usable import described
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
     from polydice.studies.report import write_report
     from polydice.studies.study import create
+    from polydice.training.loop import opened
 
-    study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache)
+    study = create(recipe, out or Path("runs", Path(recipe).stem), data, cache, skip_errors)
     states = {run: study.state(run) for run in study.runs}
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
     for name in dict.fromkeys(run.dataset for run, state in states.items() if state == "no data"):
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+    # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
+    first = {(run.dataset, run.model): run for run in waiting}.values()
+    for told in dict.fromkeys(described(opened(study.settings(run))[0]) for run in first):
+        print(told, file=sys.stderr)
     live = Live(study)
     try:
         if waiting and engine == "ray":

@@ -2,11 +2,14 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from polydice.training.config import Settings
+
+if TYPE_CHECKING:
+    from polydice.data.cases import Dataset
 
 
 def train(
@@ -32,11 +35,12 @@ def train(
     import torch
 
     from polydice.data.cache import CacheError
+    from polydice.data.usable import in_words
     from polydice.training import loop
     from polydice.training.checkpoint import CheckpointError
 
     try:
-        result = loop.train(settings)
+        result = loop.train(settings, _tell)
     except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
         return _failed(str(problem))
     except torch.OutOfMemoryError as problem:
@@ -44,15 +48,26 @@ def train(
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if result and json_output:
-        best = {name: result[name] for name in ("best_epoch", "validation_dice_global", "test")}
+        best = {
+            name: result[name] for name in ("best_epoch", "validation_dice_global", "used", "test") if name in result
+        }
         print(json.dumps({"run": str(settings.out), **best}, indent=1))
     elif result:
         scores = result["test"]
+        used = f"; {in_words(result['used'])}" if "used" in result else ""
         print(
             f"{settings.out}: dice_global {scores['dice_global']:.4f}, dice_case {scores['dice_case'] or 0:.4f} on "
-            f"{scores['cases']} test cases (weights of epoch {result['best_epoch']})"
+            f"{scores['cases']} test cases (weights of epoch {result['best_epoch']}){used}"
         )
     return 0
+
+
+def _tell(dataset: "Dataset") -> None:
+    """What is trained on, at once if somebody watches or should know it; the last line says it always."""
+    from polydice.data.usable import described
+
+    if sys.stderr.isatty() or dataset.findings or len(dataset.cases) < dataset.listed:
+        print(described(dataset), file=sys.stderr, flush=True)
 
 
 def _failed(why: str, status: int = 1) -> int:
