@@ -201,7 +201,7 @@ def test_patients_in_the_names_are_noticed(tmp_path: Path) -> None:
     )
     ((level, what),) = of_the_whole(folder)
     assert level == "warning"
-    assert "speak of 2 patients or sequences (patient00, patient01, ...), but 24 groups: --group '[^_]+'" in what
+    assert "speak of 2 patients or sequences (patient00, patient01), but 24 groups: --group '[^_]+'" in what
     assert of_the_whole(folder, group="[^_]+") == []
 
 

@@ -268,11 +268,12 @@ def _names_of_groups(dataset: Dataset) -> str:
     if len(shared) < 2 or 2 * sum(count for count in shared.values() if count > 1) < len(dataset.cases):
         return ""
     several = sorted(name for name, count in shared.items() if count > 1)
+    such_as = ", ".join([*several[:2], *["..."][: len(shared) - 2]])
     groups = [match and match[1] for match in matches]
     found = (pattern for pattern in ("[^_]+", "[^-]+", "(.+)_", "(.+)-") if _finds(pattern, dataset) == groups)
     option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
     return (
-        f"has names that speak of {len(shared)} patients or sequences ({', '.join(several[:2])}, ...), but "
+        f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
         f"{dataset.groups} groups: {option} or groups.csv keeps each of them in one part"
     )
 

@@ -123,13 +123,15 @@ def read_archive(path: Path) -> tuple[Array, Labels]:
 def picture_remarks(path: Path) -> list[str]:
     """What a viewer would show otherwise than it is read."""
     remarks = []
-    with _reading(path), Image.open(path) as image:
-        if (turned := image.getexif().get(ORIENTATION, 1)) in range(2, 9):
-            remarks.append(
-                f"is to be turned when it is shown, by its EXIF data, but is read as it lies (orientation {turned})"
-            )
-        if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() == (0, 0):
-            remarks.append("is fully transparent: one sees nothing, and what lies under it is read")
+    with _reading(path):
+        content = path.read_bytes()
+        with Image.open(BytesIO(content)) as image:
+            told = image.format != "PNG" or b"eXIf" in content  # without a look, Pillow decodes a PNG to its end
+            if told and (turned := image.getexif().get(ORIENTATION, 1)) in range(2, 9):
+                what = "is to be turned when it is shown, by its EXIF data, but is read as it lies"
+                remarks.append(f"{what} (orientation {turned})")
+            if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() == (0, 0):
+                remarks.append("is fully transparent: one sees nothing, and what lies under it is read")
     return remarks
 
 

@@ -31,6 +31,9 @@ def test_a_table(tmp_path: Path) -> None:
         ("error", "images/c.png", "has no group in groups.csv: add a row for it"),
         ("error", "images/d.png", "has no group in groups.csv: add a row for it"),
     )
+    (folder / "groups.csv").write_bytes("case,group\na,Jürgen\n".encode("latin-1"))
+    with pytest.raises(DataError, match="no table in UTF-8"):
+        open_dataset(folder)
     (folder / "groups.csv").write_text("name,patient\na,anna\n")
     with pytest.raises(DataError, match="columns case and group, but has name, patient"):
         open_dataset(folder)

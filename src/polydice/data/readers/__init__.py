@@ -3,6 +3,8 @@
 `open_dataset` asks them in turn. A new one is a function of a folder and a line in `LAYOUTS`.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +50,7 @@ def open_dataset(
         for reader in readers:
             dataset = find_folder(folder, masks, ignore) if reader is FOLDER else reader.find(folder)
             if dataset:
-                return regrouped(_ignoring(dataset, ignore), group)
+                return regrouped(_completed(dataset, ignore), group)
         below = "".join(f"\n{child} holds one: give that folder" for child in _sets_below(folder))
     except OSError as problem:
         raise DataError(f"{folder} cannot be searched: {problem}") from problem
@@ -60,8 +62,9 @@ def open_dataset(
     )
 
 
-def _ignoring(dataset: Dataset, ignore: int | None) -> Dataset:
-    """Counted, and with the label of pixels that have none, which a threshold would take for white."""
+def _completed(dataset: Dataset, ignore: int | None) -> Dataset:
+    """With what no reader needs to know: how many cases its files speak of, and the label of pixels that have none,
+    which a threshold would take for white."""
     dataset = replace(dataset, listed=dataset.listed or len(dataset.cases) + incomplete(dataset.findings))
     if ignore is None:
         return dataset
@@ -70,7 +73,9 @@ def _ignoring(dataset: Dataset, ignore: int | None) -> Dataset:
     return replace(dataset, ignore=ignore, read=read_labels if dataset.read is read_two_classes else dataset.read)
 
 
-def _sets_below(folder: Path) -> list[Path]:
-    children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _sets_below(folder: Path) -> Iterator[Path]:
     others = [reader for reader in LAYOUTS if reader is not FOLDER]  # which would look into every mask
-    return [child for child in children if folders_of(child) or any(reader.find(child) for reader in others)]
+    for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        with suppress(DataError, OSError):
+            if folders_of(child) or any(reader.find(child) for reader in others):
+                yield child

@@ -100,11 +100,11 @@ def _classes_found(tallies: Sequence[dict[int, int]]) -> tuple[str, ...]:
 
 
 def _number_objects(tallies: Sequence[dict[int, int]]) -> bool:
-    """Labels 1 to n in nearly every mask, with many different n: objects that were counted. Classes differ in which of
-    them a mask has, or do not differ."""
+    """Labels 1 to n in most masks, with many different n: objects that were counted. Classes differ in which of them a
+    mask has, or do not differ."""
     highest = [max(found) for found in tallies]
     in_order = sum(set(found) | {0} == {*range(high + 1)} for found, high in zip(tallies, highest, strict=True))
-    return len(set(highest)) > 2 and max(highest) > OBJECTS and 10 * in_order >= 9 * len(tallies)
+    return len(set(highest)) > 2 and max(highest) > OBJECTS and 4 * in_order >= 3 * len(tallies)
 
 
 def _values(mask: Path, ignore: int | None) -> dict[int, int]:

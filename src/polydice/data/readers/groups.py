@@ -44,15 +44,20 @@ def _by_name(dataset: Dataset, pattern: str) -> dict[str, str]:
 
 
 def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
-    with table.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        if not {"case", "group"} <= set(rows.fieldnames or ()):
-            raise DataError(f"{table} must have the columns case and group, but has {', '.join(rows.fieldnames or ())}")
-        groups: dict[str, str] = {}
-        for row in rows:
-            name, group = row["case"] or "", row["group"] or ""
-            if groups.setdefault(name, group) != group:
-                findings.append(error(table.parent, table, f"gives two groups to {name}: {groups[name]} and {group}"))
+    groups: dict[str, str] = {}
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            if not {"case", "group"} <= set(rows.fieldnames or ()):
+                has = ", ".join(rows.fieldnames or ())
+                raise DataError(f"{table} must have the columns case and group, but has {has}")
+            for row in rows:
+                name, group = row["case"] or "", row["group"] or ""
+                if groups.setdefault(name, group) != group:
+                    what = f"gives two groups to {name}: {groups[name]} and {group}"
+                    findings.append(error(table.parent, table, what))
+    except (UnicodeError, csv.Error) as problem:
+        raise DataError(f"{table} is no table in UTF-8: {problem}") from problem
     return groups
 
 
