@@ -6,6 +6,7 @@ file for each channel, CASE_0000 and so on. Version 2 has no list.
 
 import json
 import re
+from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside
 
 CHANNEL = re.compile(r"(.+)_\d{4}")
 OUTSIDE = "is listed in dataset.json, but lies outside its folder, and is not read: copy it into the folder"
+LINK = "is a link to a file outside the folder"  # which somebody has put there, as in a set that shares its files
 COLOURS = {"r", "g", "b", "red", "green", "blue", "rgb", "rgb_to_0_1", "colour", "color", "photo"}
 
 
@@ -87,8 +89,9 @@ def _cases(
     for image, mask in listed or _on_disk(images, masks):
         needed = _parts(image, channels)
         used |= {*needed, mask}
-        outside = [path for path in (*needed, mask) if listed and not path.resolve().is_relative_to(home)]
-        findings += [error(folder, path, OUTSIDE) for path in outside]
+        away = [path for path in (*needed, mask) if listed and not path.resolve().is_relative_to(home)]
+        outside = [path for path in away if not Path(abspath(path)).is_relative_to(abspath(folder))]
+        findings += [error(folder, path, OUTSIDE) if path in outside else warning(folder, path, LINK) for path in away]
         missing = [path for path in (*needed, mask) if path not in outside and not path.exists()]
         findings += [error(folder, path, f"is not there, but {why}") for path in missing]
         if not missing and not outside:
