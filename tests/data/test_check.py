@@ -1,11 +1,12 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def _patch(mask: np.ndarray, y: int, x: int) -> np.ndarray:
 
 def numbers(case: Case) -> Sample:
     """A case by its name, made up."""
-    image = np.full((1, 4, 6), int(case.id), np.float32)
+    image = int(case.id) + np.linspace(0, 0.5, 24, dtype=np.float32).reshape(1, 4, 6)
     labels = np.tile(np.arange(2, dtype=np.uint8), (4, 3))
     match case.id:
         case "1":
@@ -118,7 +119,10 @@ def numbers(case: Case) -> Sample:
         case "4":
             labels[0, :3] = 5, 6, 6
         case "5" | "6":
-            image[:] = 56
+            image[0] = 56 + np.eye(4, 6)
+        case "8":
+            image[:] = 8
+            labels[:] = 1
         case "7":
             return Sample(image, labels, None, "is odd (7)")
     return Sample(image, labels, None)
@@ -139,6 +143,8 @@ def test_everything_odd_about_a_case_is_said() -> None:
         ("warning", "3_mask.png", "is empty: background only"),
         ("warning", "6.png", "is the same image as one of another group (5.png)"),
         ("warning", "7_mask.png", "is odd (7)"),
+        ("warning", "8.png", "has one value only: there is nothing to see in it"),
+        ("warning", "8_mask.png", "has no background: foreground only"),
         ("warning", "notes.txt", "is not read"),
     ]
     assert [about.case.id for about in facts] == [str(i) for i in range(10)]
@@ -156,7 +162,7 @@ def test_both_files_of_a_case_can_be_damaged(tmp_path: Path) -> None:
 
 
 def test_numbers_that_do_not_fit_the_kind_of_set(tmp_path: Path) -> None:
-    for name, image in (("a", np.zeros((4, 6), np.uint8)), ("b", np.ones((4, 6), np.uint16))):
+    for name, image in (("a", np.eye(4, 6, dtype=np.uint8)), ("b", np.eye(4, 6, dtype=np.uint16))):
         write.picture(tmp_path / "images" / f"{name}.png", image)
         write.picture(tmp_path / "masks" / f"{name}.png", np.eye(4, 6, dtype=np.uint8))
     (finding,) = check(open_dataset(tmp_path)).findings
@@ -166,6 +172,84 @@ def test_numbers_that_do_not_fit_the_kind_of_set(tmp_path: Path) -> None:
     (finding,) = check(open_dataset(tmp_path / "unit")).findings
     assert finding.where == "case0002_slice000.npz"
     assert "0 to 275" in finding.what
+
+
+def pictures(folder: Path, names: Iterable[str], mask: np.ndarray = np.eye(4, 6, dtype=np.uint8)) -> Path:  # noqa: B008
+    for name in names:
+        write.picture(folder / "images" / f"{name}.png", NUMBERS.integers(0, 256, (4, 6, 3), dtype=np.uint8))
+        write.picture(folder / "masks" / f"{name}.png", mask)
+    return folder
+
+
+def of_the_whole(folder: Path, **options: Any) -> list[tuple[str, str]]:
+    findings = check(open_dataset(folder, **options)).findings
+    return [(finding.level, finding.what) for finding in findings if finding.where == "the whole set"]
+
+
+def test_a_set_without_cases_or_foreground_is_an_error(tmp_path: Path) -> None:
+    pictures(tmp_path / "empty", "ab", np.zeros((4, 6), np.uint8))
+    assert of_the_whole(tmp_path / "empty") == [("error", "has no foreground: every mask is empty")]
+    pictures(tmp_path / "white", "ab", np.full((4, 6), 255, np.uint8))
+    assert of_the_whole(tmp_path / "white", ignore=255) == [("error", "has no foreground: every mask is empty")]
+    (pictures(tmp_path / "none", "a") / "masks" / "a.png").rename(tmp_path / "none" / "masks" / "b.png")
+    assert of_the_whole(tmp_path / "none") == [("error", "has no case: no image has a mask that belongs to it")]
+
+
+def test_patients_in_the_names_are_noticed(tmp_path: Path) -> None:
+    folder = pictures(
+        tmp_path, [f"patient{patient:02d}_slice{number:02d}" for patient in (0, 1) for number in range(12)]
+    )
+    ((level, what),) = of_the_whole(folder)
+    assert level == "warning"
+    assert "speak of 2 patients or sequences (patient00, patient01), but 24 groups: --group '[^_]+'" in what
+    assert of_the_whole(folder, group="[^_]+") == []
+
+
+@pytest.mark.parametrize(
+    ("names", "patients"),
+    [
+        (["anna-1", "anna-2", "paul-1", "paul-2"], 2),
+        (["p1slice1", "p1slice2", "p2slice1", "p2slice2"], 2),
+        (["P_01_frame-1", "P_01_frame-2", "P_02_frame-1"], 2),
+        (["hippocampus_001", "hippocampus_003", "hippocampus_004"], None),
+        (["01_dr", "01_g", "02_dr", "02_g"], None),
+        (["1", "2", "3"], None),
+    ],
+)
+def test_which_names_speak_of_patients(names: list[str], patients: int | None, tmp_path: Path) -> None:
+    """The pattern that is offered makes these groups."""
+    told = of_the_whole(pictures(tmp_path, names))
+    assert len(told) == (patients is not None)
+    for _, what in told:
+        pattern = re.search("--group '(.+)' or", what)
+        assert pattern
+        assert open_dataset(tmp_path, group=pattern[1]).groups == patients
+
+
+def test_a_void_is_named_and_the_way_out_offered(tmp_path: Path) -> None:
+    mask = np.array([[0, 0, 1, 255, 255, 255]] * 4, np.uint8)
+    findings = check(open_dataset(pictures(tmp_path, "ab", mask))).findings
+    told = (
+        "has label 255, outside the classes 0 to 1: if 255 marks pixels without a label, give --ignore 255 (12 pixels)"
+    )
+    assert findings == [("error", f"masks/{name}.png", told) for name in "ab"]
+    found = check(open_dataset(tmp_path, ignore=255))
+    assert found.findings == []
+    assert found.facts[0].pixels == (8, 4)
+
+
+def test_what_one_sees_otherwise_is_said(tmp_path: Path) -> None:
+    pictures(tmp_path, "ab")
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    layers = NUMBERS.integers(0, 256, (4, 6, 4), dtype=np.uint8)
+    layers[..., 3] = 0
+    write.picture(tmp_path / "images" / "a.png", layers[..., :3] // 2, exif=exif)
+    write.picture(tmp_path / "images" / "b.png", layers)
+    findings = check(open_dataset(tmp_path)).findings
+    assert [(each.level, each.where) for each in findings] == [("warning", "images/a.png"), ("warning", "images/b.png")]
+    assert "EXIF" in findings[0].what
+    assert "fully transparent" in findings[1].what
 
 
 def bright(case: Case) -> Sample:
@@ -185,17 +269,29 @@ def test_a_volume_that_scaling_makes_dark_is_named() -> None:
     assert check(replace(made_up(bright, 9), intensity="ct"), workers=2).findings == [], "CT has a window"
 
 
-@pytest.mark.parametrize(("name", "dark"), [("acdc", {"patient021"}), ("Task04_Hippocampus", set())])
-def test_one_real_patient_is_dark(name: str, dark: set[str], real_set: RealSet) -> None:
+@pytest.mark.parametrize(("name", "dark"), [("acdc", {"patient021", "patient042"}), ("Task04_Hippocampus", set())])
+def test_two_real_patients_are_dark(name: str, dark: set[str], real_set: RealSet) -> None:
     dataset = open_dataset(real_set(name))
     found = [Path(each.where).name for each in check(dataset).findings if each.what.startswith("is dark")]
     assert {name.partition("_")[0] for name in found} == dark
-    assert len(found) == 2 * len(dark), "both of its volumes"
+    assert len(found) == 2 * len(dark), "both volumes of each"
+
+
+def test_one_real_image_has_two_annotations(real_set: RealSet) -> None:
+    findings = check(open_dataset(real_set("acdc"))).findings
+    assert [(each.level, each.where, each.what) for each in findings if "same image" in each.what] == [
+        (
+            "warning",
+            f"patient076/patient076_frame{frame}.nii.gz",
+            f"is the same image as one of another group, with other labels (patient074/patient074_frame{frame}.nii.gz)",
+        )
+        for frame in ("01", "02")
+    ]
 
 
 def test_a_slice_with_a_foreign_label_is_named(tmp_path: Path) -> None:
     for number in range(1, 4):
-        labels = np.full((4, 6), 7 if number == 2 else 1)
+        labels = np.eye(4, 6, dtype=int) * (7 if number == 2 else 1)
         write.archive(tmp_path / f"patient001_frame01_slice_{number}.h5", image=labels * number, label=labels)
     (finding,) = check(open_dataset(tmp_path)).findings
     assert finding.where == "patient001_frame01_slice_2.h5"

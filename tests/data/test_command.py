@@ -21,7 +21,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def mine(folder: Path, *names: str) -> Path:
     for number, name in enumerate(names):
-        write.picture(folder / "images" / f"{name}.png", np.full((5, 4, 3), number, np.uint8))
+        write.picture(folder / "images" / f"{name}.png", number + np.arange(60, dtype=np.uint8).reshape(5, 4, 3))
         write.picture(folder / "masks" / f"{name}.png", MASK)
     return folder
 
@@ -101,7 +101,7 @@ def test_the_help_names_every_layout(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("name", "told", "warnings"),
     [
-        ("acdc", "80 cases in 40 groups, 768 slices, voxel sizes unknown, 256×200×7 to 384×276×8, 1 channel", 2),
+        ("acdc", "200 cases in 100 groups, 1902 slices, voxel sizes unknown, 224×154×6 to 512×428×8, 1 channel", 6),
         ("Task04_Hippocampus", "260 cases in 260 groups, 9270 slices, voxels of 1×1×1 mm", 0),
     ],
 )

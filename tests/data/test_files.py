@@ -1,11 +1,14 @@
+import gzip
 import pickle
 from pathlib import Path
 
+import h5py
+import nibabel as nib
 import numpy as np
 import pytest
 from PIL import Image
 
-from polydice.data.files import UnreadableFile, read_archive, read_image, read_mask, tally
+from polydice.data.files import UnreadableFile, picture_remarks, read_archive, read_image, read_mask, tally
 from tests.data import write
 
 NUMBERS = np.random.default_rng(0)
@@ -96,6 +99,85 @@ def test_archives(ending: str, tmp_path: Path) -> None:
         read_archive(write.archive(tmp_path / f"one.{ending}", image=GREY, scribble=GREY))
     with pytest.raises(UnreadableFile, match="no pixel"):
         read_archive(write.archive(tmp_path / f"none.{ending}", image=GREY[:0], label=GREY[:0]))
+
+
+def test_an_archive_that_points_to_another_file_is_refused(tmp_path: Path) -> None:
+    """Else a system file would become an image."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(40)))
+    write.archive(tmp_path / "other.h5", image=GREY, label=GREY)
+    layout = h5py.VirtualLayout((5, 8), np.uint8)
+    layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "image", (5, 8))
+
+    def stored_elsewhere(file: h5py.File) -> None:
+        file.create_dataset("image", (5, 8), np.uint8, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+
+    def linked(file: h5py.File) -> None:
+        file["image"] = h5py.ExternalLink("other.h5", "image")
+
+    def linked_by_a_folder(file: h5py.File) -> None:
+        file["there"] = h5py.ExternalLink("other.h5", "/")
+        file["image"] = h5py.SoftLink("/there/image")
+
+    def put_together(file: h5py.File) -> None:
+        file.create_virtual_dataset("image", layout)
+
+    for number, how in enumerate((stored_elsewhere, linked, linked_by_a_folder, put_together)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["label"] = GREY
+            how(file)
+        with pytest.raises(UnreadableFile, match=rf"{number}\.h5: has 'image' in another file, which is not read"):
+            read_archive(tmp_path / f"{number}.h5")
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file["label"] = file["inner/image"] = GREY
+        file["image"] = h5py.SoftLink("/inner/image")
+    np.testing.assert_array_equal(read_archive(tmp_path / "own.h5")[0], GREY[None])
+
+
+def test_a_file_that_grows_without_bound_is_refused(tmp_path: Path) -> None:
+    """Ten times what its header says, or a header that says more than any machine has."""
+    small = nib.Nifti1Image(np.zeros((5, 4, 3), np.uint8), np.eye(4))
+    (tmp_path / "grows.nii.gz").write_bytes(gzip.compress(small.to_bytes() + bytes(10 << 20), 1))
+    with pytest.raises(UnreadableFile, match="goes on after the 412 bytes that its header claims"):
+        read_image(tmp_path / "grows.nii.gz")
+    (tmp_path / "padded.nii.gz").write_bytes(gzip.compress(small.to_bytes() + bytes(1000)))
+    assert read_image(tmp_path / "padded.nii.gz")[0].shape == (1, 3, 4, 5)
+    small.header.set_data_shape((20_000, 20_000, 20_000))
+    (tmp_path / "claims.nii.gz").write_bytes(gzip.compress(small.header.binaryblock + bytes(1000)))
+    with pytest.raises(UnreadableFile, match="claims to hold 8000000000000 bytes"):
+        read_image(tmp_path / "claims.nii.gz")
+    with h5py.File(tmp_path / "claims.h5", "w") as file:
+        file["label"] = GREY
+        file.create_dataset("image", (20_000, 20_000, 20_000), np.uint8, chunks=True, compression="gzip")
+    with pytest.raises(UnreadableFile, match="claims to hold 8000000000000 bytes"):
+        read_archive(tmp_path / "claims.h5")
+
+
+def test_complex_numbers_are_no_image(tmp_path: Path) -> None:
+    spectrum = np.full((3, 5, 7), 1 + 2j, np.complex64)
+    for path in (
+        write.volume(tmp_path / "k.nii.gz", spectrum),
+        write.archive(tmp_path / "k.h5", image=spectrum, label=GREY),
+    ):
+        with pytest.raises(UnreadableFile, match="complex numbers: save their magnitude"):
+            (read_archive if path.suffix == ".h5" else read_image)(path)
+    with pytest.raises(UnreadableFile, match="complex"):
+        read_mask(tmp_path / "k.nii.gz")
+
+
+def test_what_a_viewer_would_show_otherwise_is_remarked(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    for orientation, expected in ((1, 0), (6, 1), (0, 0)):
+        exif[0x0112] = orientation
+        Image.fromarray(COLOUR).save(tmp_path / f"{orientation}.jpg", exif=exif)
+        found = picture_remarks(tmp_path / f"{orientation}.jpg")
+        assert len(found) == expected
+        assert all("EXIF" in remark for remark in found)
+    for alpha, expected in ((0, 1), (9, 0)):
+        layers = np.concatenate([COLOUR, np.full_like(COLOUR[..., :1], alpha)], axis=2)
+        found = picture_remarks(write.picture(tmp_path / "alpha.png", layers))
+        assert len(found) == expected
+        assert all("transparent" in remark for remark in found)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -59,3 +59,10 @@ def test_of_a_large_class_voxels_from_all_over_are_remembered() -> None:
     (voxels,) = Patches([labels], SIZE)._foreground[0]
     assert len(voxels) == KEPT == len(np.unique(voxels))
     assert (voxels[0], voxels[-1]) == (0, labels.size - 1)
+
+
+def test_what_has_no_label_is_no_foreground() -> None:
+    """A patch in three would lie around it, and nothing in there can be learnt from."""
+    labels = np.zeros((20, 20, 20), np.uint8)
+    labels[:2] = 255
+    np.testing.assert_array_equal(_corners(labels, 100), _corners(np.zeros_like(labels), 100))

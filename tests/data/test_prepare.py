@@ -1,3 +1,4 @@
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import pytest
 from polydice.data.cache import CacheError
 from polydice.data.cases import Case, DataError, Dataset, Intensity, Sample
 from polydice.data.generate import generated_folder
-from polydice.data.prepare import Preparation, prepare
+from polydice.data.prepare import Preparation, Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.data.resample import resample_image, resample_labels
 from tests.data.conftest import RealSet
@@ -47,6 +48,11 @@ def archives(
 def sample(*shape: int, channels: int = 1, spacing: tuple[float, ...] | None = None, seed: int = 0) -> Sample:
     numbers = np.random.default_rng(seed)
     return Sample(numbers.random((channels, *shape), np.float32), numbers.integers(0, 3, shape, np.uint8), spacing)
+
+
+@pytest.fixture
+def _nothing_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polydice.data.cache.SETTLED_NS", 0)
 
 
 def folders(cache: Path) -> list[str]:
@@ -286,6 +292,21 @@ def test_a_real_heart_beside_bright_skin_needs_the_cut_to_be_seen(real_set: Real
     assert ventricle(spoilt, 0.5) > 5 * ventricle(spoilt, None)
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("void", [3, 255, -1, 65535])
+def test_pixels_without_a_label_are_255_whatever_they_were(tmp_path: Path, void: int, dims: Any) -> None:
+    labels = np.array([0, 1, 2, void], np.int32)[np.random.default_rng(0).integers(0, 4, (6, 8, 8))]
+    dataset = archives(tmp_path, Sample(np.random.default_rng(1).random((1, 6, 8, 8)), labels, None))
+    with pytest.raises(DataError, match="but the classes are 0 to 2"):
+        prepare(dataset, Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+    prepared = prepare(replace(dataset, ignore=void), Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+    assert prepared.ignore == 255
+    np.testing.assert_array_equal(prepared.labels.reshape(labels.shape), np.where(labels == void, 255, labels))
+    stray = archives(tmp_path, Sample(np.zeros((1, 6, 8, 8)), np.where(labels == 2, 7, labels), None))
+    with pytest.raises(DataError, match="but the classes are 0 to 2"):
+        prepare(replace(stray, ignore=void), Preparation(dims=dims, size=8), tmp_path / "cache", workers=1)
+
+
 def test_a_copy_of_the_set_elsewhere_is_the_same_set(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
@@ -325,6 +346,20 @@ def _another_format(folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index | {"format": 0}))
 
 
+def _one_byte(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[-3] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def _another_group(folder: Path) -> None:
+    index = (folder / "index.json").read_text()
+    (folder / "index.json").write_text(index.replace("patient0", "patient1"))
+
+
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
@@ -335,6 +370,8 @@ def _another_format(folder: Path) -> None:
         (_half_an_index, "Unterminated|Expecting|delimiter"),
         (_empty_index, "format"),
         (_another_format, "its format is 0"),
+        *((_one_byte(name), f"the checksum of {name} is not the one in SHA256SUMS") for name in ("images", "labels")),
+        (_another_group, r"the checksum of index\.json is not the one in SHA256SUMS"),
     ],
 )
 def test_a_damaged_cache_is_noticed_and_said(tmp_path: Path, damage: Callable[[Path], None], what: str) -> None:
@@ -345,6 +382,46 @@ def test_a_damaged_cache_is_noticed_and_said(tmp_path: Path, damage: Callable[[P
         prepare(dataset, Preparation(size=4), tmp_path / "cache", workers=1)
     shutil.rmtree(folder)
     assert len(prepare(dataset, Preparation(size=4), tmp_path / "cache", workers=1)) == 2
+
+
+def test_each_of_twenty_damaged_bytes_is_refused(tmp_path: Path) -> None:
+    """Wherever it is, also if the file is made to look as old as before."""
+    dataset = archives(tmp_path, sample(8, 8), sample(8, 8, seed=1))
+    folder = prepare(dataset, Preparation(size=8), tmp_path / "cache", workers=1).folder
+    chance = random.Random(0)
+    for _ in range(20):
+        file = folder / chance.choice(("images", "labels", "index.json", "SHA256SUMS"))
+        content, times = file.read_bytes(), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+        place = chance.randrange(len(content))
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        os.utime(file, ns=times)
+        with pytest.raises(CacheError, match=f"{folder} is damaged .*; delete it and run again"):
+            Prepared(folder)
+        file.write_bytes(content)
+    Prepared(folder)
+
+
+@pytest.mark.usefixtures("_nothing_is_recent")
+def test_checksums_are_verified_once_for_each_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = archives(tmp_path, sample(8, 8))
+    folder = prepare(dataset, Preparation(size=8), tmp_path / "cache", workers=1).folder
+    sums = {line.split()[1]: line.split()[0] for line in (folder / "SHA256SUMS").read_text().splitlines()}
+    assert sums == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sums}
+    assert set(sums) == {"index.json", "images", "labels"}
+    monkeypatch.setattr("polydice.data.cache.sha256", lambda file: pytest.fail(f"{file} is read again"))
+    Prepared(folder)
+
+
+def test_what_was_prepared_before_there_were_checksums_gets_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = archives(tmp_path, sample(8, 8))
+    folder = prepare(dataset, Preparation(size=8), tmp_path / "cache", workers=1).folder
+    written = (folder / "SHA256SUMS").read_text()
+    (folder / "SHA256SUMS").unlink()
+    assert len(prepare(dataset, Preparation(size=8), tmp_path / "cache", workers=1)) == 1
+    assert "has no checksums, as an earlier version made it: they are added now" in capsys.readouterr().err
+    assert (folder / "SHA256SUMS").read_text() == written
 
 
 def test_another_process_is_sent_the_folder_not_the_arrays(tmp_path: Path) -> None:
@@ -487,14 +564,14 @@ def test_a_finished_cache_is_read_where_nothing_can_be_written(tmp_path: Path) -
 
 
 def test_acdc(real_set: RealSet, tmp_path: Path) -> None:
-    """Every slice of 40 patients; the share of each class is the files' own; the second start takes no time."""
+    """Every slice of 100 patients; the share of each class is the files' own; the second start takes no time."""
     dataset = open_dataset(real_set("acdc"))
     prepared = prepare(dataset, Preparation(), tmp_path)
-    assert prepared.images.shape == (768, 1, 224, 224)
-    assert len(prepared.cases) == 80
+    assert prepared.images.shape == (1902, 1, 224, 224)
+    assert len(prepared.cases) == 200
     assert prepared.images.min() == 0
     assert prepared.images.max() <= 1
-    for case, done in list(zip(dataset.cases, prepared.cases, strict=True))[::20]:
+    for case, done in list(zip(dataset.cases, prepared.cases, strict=True))[::50]:
         labels = dataset.read(case).labels
         assert len(done.items) == len(labels)
         ours = prepared.labels[done.items.start : done.items.stop]

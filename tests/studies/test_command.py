@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from polydice.cli import main
+from polydice.data.generate import generated_folder
 from polydice.studies.recipe import packaged, read
 from polydice.studies.study import Study
 from tests.studies.test_engine import reference  # noqa: F401
@@ -124,6 +125,35 @@ def test_two_recipes_do_not_share_a_folder_silently(
     assert said[3] == ["runs/study holds a study with another recipe, which this one extends by 6 runs", *no_data]
 
 
+def test_a_set_with_errors_is_refused_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or trained on without the cases that have them, which the report says."""
+    generated = generated_folder(tmp_path, 18, size=32, seed=1).rename(tmp_path / "lesions")
+    for path in sorted((generated / "masks").iterdir())[:3]:
+        path.write_bytes(b"")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        RECIPE.replace("generate = { count = 18, size = 32, seed = 1 }", 'path = "lesions"')
+        .replace("epochs = 2", "epochs = 1")
+        .replace("[-0.2, 0.5]", "[0.5]")
+    )
+    where = ["--data", str(tmp_path), "--out", str(tmp_path / "s"), "--cache", str(tmp_path / "cache"), "--jobs", "1"]
+    assert main(["study", str(recipe), *where]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"polydice study: {generated} has 3 errors and is not trained on:\nerror    masks/")
+    assert "--skip-errors goes on with the other 15 of 18 cases" in said
+    assert not list((tmp_path / "s").glob("runs/*"))
+    assert main(["study", str(recipe), *where, "--skip-errors"]) == 0
+    said = capsys.readouterr()
+    used = "lesions: 15 of 18 cases, 15 groups, 2 classes: background, lesion 1"
+    assert used in said.err.splitlines()
+    for name in ("report.html", "tables.md"):
+        assert used in (tmp_path / "s" / "report" / name).read_text(encoding="utf-8")
+    for path in (tmp_path / "s").rglob("result.json"):
+        assert json.loads(path.read_text())["used"]["cases"] == 15
+
+
 def nobody_is_left_of(group: int) -> bool:
     for _ in range(100):  # the last of them ends by itself, soon
         try:
@@ -153,5 +183,7 @@ def test_control_c_stops_all_workers_and_says_how_to_go_on(tmp_path: Path) -> No
     assert study.returncode == 130
     if said.startswith("waiting for another process"):  # on a busy machine: one worker prepares the data for both
         said = said.partition("\n")[2]
-    assert said == f"\nstopped; the same command goes on with {folder}\n"
+    used, stopped = said.split("\n", 1)
+    assert used.endswith(": 18 of 18 cases, 18 groups, 2 classes: background, lesion 1")
+    assert stopped == f"\nstopped; the same command goes on with {folder}\n"
     assert nobody_is_left_of(study.pid)

@@ -86,6 +86,19 @@ def test_the_figure_has_a_column_for_each_loss_and_outlines_the_errors(trained: 
             assert len(axes.collections) == sum(kind.any() for kind in kinds)
 
 
+def test_what_has_no_label_is_grey_and_no_error() -> None:
+    truth = np.eye(30, 20, dtype=np.uint8)
+    right, truth[20:] = truth.copy(), 255
+    found = np.where(truth == 255, 1, right)
+    view = module.View("case", np.zeros((30, 20, 3), np.uint8), truth, [found], [1.0])
+    figure = module._drawn([view], ["Dice"], ("background", "lesion"))
+    assert "without a label" in [text.get_text() for text in figure.legends[0].get_texts()]
+    for axes in figure.axes[1:]:
+        assert not axes.collections, "no outline of an error"
+        cover = np.asarray(axes.images[1].get_array())
+        assert (cover[truth == 255] == module.UNLABELLED).all()
+
+
 def test_long_names_stand_apart_and_every_column_has_the_shape_of_the_image() -> None:
     losses = ["PolyDice-1 detached, ε = 0.5", "PolyDice-1 detached, ε = 0.5, + cross-entropy"]
     truth = np.eye(30, 20, dtype=np.uint8)

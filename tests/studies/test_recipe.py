@@ -183,3 +183,10 @@ def test_a_name_that_is_no_folders_is_refused(name: str, table: str) -> None:
 def test_slugs_tell_signs_apart() -> None:
     assert slug("PolyDice-1, ε = -0.2") != slug("PolyDice-1, ε = 0.2")
     assert slug("a/b ../c") == "a-b-..-c"
+
+
+def test_a_data_set_can_say_how_it_is_read() -> None:
+    own = 'path = "vessels"\nmasks = "1st_manual"\ngroup = "[^_]+"\nignore = 255\nskip_errors = true'
+    recipe = parse(RECIPE.replace("generate = { count = 18, size = 32, seed = 1 }", own))
+    settings = recipe.settings(next(recipe.runs()), Path("data"), Path("out"))
+    assert (settings.masks, settings.group, settings.ignore, settings.skip_errors) == ("1st_manual", "[^_]+", 255, True)

@@ -61,10 +61,13 @@ def training_batches(settings: Settings) -> Batches:
 def spoilt(prepared: Prepared, item: int) -> Iterator[None]:
     """An image of a prepared set is NaN, as long as this lasts."""
     images = np.memmap(prepared.folder / "images", prepared.images.dtype, "r+", shape=prepared.images.shape)
-    kept = images[item].copy()
+    sums = prepared.folder / "SHA256SUMS"
+    kept, written = images[item].copy(), sums.read_text()
     images[item] = np.nan
+    sums.unlink()  # as if it had been prepared so
     yield
     images[item] = kept
+    sums.write_text(written)
 
 
 def history(out: Path) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytes
     assert said.out.startswith(f"{tmp_path / 'run'}: {told} on 5 test cases (weights of epoch ")
     line = r"loss 0\.\d{4}, dice_foreground 0\.\d{4}, dice_case 0\.\d{4}\n"
     assert re.fullmatch(f"run: epoch 1 of 2, {line}run: epoch 2 of 2, {line}", said.err), "no terminal is here"
+    assert said.out.endswith("; 25 of 25 cases, 25 groups, 2 classes: background, lesion 1\n")
     train(replace(settings, out=tmp_path / "other"))
     assert ended(tmp_path / "run") == ended(tmp_path / "other")
 
@@ -69,17 +70,15 @@ def emptied(images: Path, folder: Path, cases: range) -> Path:
     return folder / "data"
 
 
-@pytest.mark.parametrize("empty", [range(25), range(5)], ids=["everywhere", "in the test part"])
 def test_where_there_is_no_foreground_its_dice_is_not_0_but_not_defined(
-    empty: range, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = small(emptied(images, tmp_path, empty), tmp_path / "run", epochs=1, split="contiguous")
+    settings = small(emptied(images, tmp_path, range(5)), tmp_path / "run", epochs=1, split="contiguous")
     assert main(["train", *options(settings)]) == 0
-    scores, why, *more = capsys.readouterr().out.splitlines()
+    scores, why = capsys.readouterr().out.splitlines()
     assert "dice_foreground not defined, dice_case not defined, dice_global " in scores
     assert "0.0000" not in scores
     assert why == f"{tmp_path / 'run'}: Dice of the foreground is not defined, since no test case has any"
-    assert len(more) == (len(empty) == 25), "the validation part has none either"
     test = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
     assert (test["dice_foreground"], test["dice_case"], test["predicts_nothing"]) == (None, None, False)
 
@@ -95,6 +94,30 @@ def test_a_validation_without_foreground_chooses_nothing(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["best_epoch"], result["validation_dice_foreground"]) == (3, None)
     assert result["cases"] == result["last"]["cases"]
+
+
+def test_a_set_with_errors_is_refused_or_trained_on_without_them(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(images, folder)
+    lost = sorted((folder / "masks").iterdir())[:4]
+    for path in lost:
+        path.unlink()
+    settings = small(folder, tmp_path / "run", epochs=1)
+    assert main(["train", *options(settings)]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"polydice train: {folder} has 4 errors and is not trained on:"
+    assert [line.split() for line in said[1:5]] == [
+        ["error", f"images/{path.name}", "has", "no", "mask"] for path in lost
+    ]
+    assert said[5] == (
+        f"`polydice data {folder}` says everything about it; --skip-errors goes on with the other 21 of 25 cases"
+    )
+    assert main(["train", *options(replace(settings, skip_errors=True))]) == 0
+    said = capsys.readouterr()
+    assert said.err == "set: 21 of 25 cases, 21 groups, 2 classes: background, lesion 1\n"
+    assert said.out.endswith("; 21 of 25 cases, 21 groups, 2 classes: background, lesion 1\n")
 
 
 def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +293,7 @@ def test_out_of_memory_says_what_to_do(
 ) -> None:
     import torch
 
-    def greedy(settings: Settings, lines: bool) -> None:
+    def greedy(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.\nGPU 0 has ...")
 
     monkeypatch.setattr("polydice.training.loop.train", greedy)

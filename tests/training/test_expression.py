@@ -29,6 +29,13 @@ def test_what_is_spelt_is_what_one_gets(text: str) -> None:
     assert repr(parse_loss(repr(loss))) == repr(loss)
 
 
+def test_options_are_for_every_term_that_does_not_say_otherwise() -> None:
+    assert repr(parse_loss("DiceLoss() + 0.5 * CrossEntropyLoss(ignore_index=255)", ignore_index=255)) == (
+        "DiceLoss(ignore_index=255) + 0.5 * CrossEntropyLoss(ignore_index=255)"
+    )
+    assert repr(parse_loss("DiceLoss(smooth=2.0)", smooth=3.0)) == "DiceLoss(smooth=2.0)"
+
+
 def test_every_loss_can_be_spelt() -> None:
     assert {type(loss).__name__ for loss in map(parse_loss, EVERY) if isinstance(loss, Loss)} == set(LOSSES)
 

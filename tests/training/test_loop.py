@@ -1,20 +1,25 @@
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from polydice.data.batches import Batch, Batches
+from polydice.data.cases import Dataset
+from polydice.data.files import read_mask
+from polydice.data.readers import open_dataset
 from polydice.models import build
 from polydice.training.checkpoint import load, load_weights
 from polydice.training.loop import Run, TrainingError, train
 from polydice.training.objective import objective
 from polydice.training.processes import Process
-from tests.training.runs import ended, history, python, small, spoilt, train_until, training_batches
+from tests.training.runs import ended, history, python, small, spoilt, train_until, training_batches, weights
 
 ALONE = Process(0, 1, torch.device("cpu"))
 
@@ -412,3 +417,55 @@ def test_volumes_are_trained_on_in_patches_and_tested_whole(
     assert result["test"]["surface"]["unit"] == "mm"
     rows = history(tmp_path / "run")
     assert rows[1]["loss"] < rows[0]["loss"]
+
+
+# What is trained on
+
+
+def with_void(folder: Path, images: Path, void: int) -> Path:
+    """The images, with masks of 0 and 1 that have a margin without a label."""
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for case in open_dataset(images).cases:
+        shutil.copy(case.images[0], folder / "images")
+        mask = (read_mask(case.masks[0]) > 0).astype(np.uint8)
+        mask[:6] = void
+        Image.fromarray(mask).save(folder / "masks" / case.masks[0].name)
+    return folder
+
+
+def test_pixels_without_a_label_are_neither_trained_on_nor_scored(images: Path, tmp_path: Path) -> None:
+    """The same run, whatever the label is that they have; and 26 of 32 rows are counted."""
+    options = {"epochs": 2, "loss": "DiceLoss(batch=True) + CrossEntropyLoss()", "surfaces": True, "rotation": 0.0}
+    results = [
+        train(
+            small(
+                with_void(tmp_path / f"{void}" / "set", images, void), tmp_path / f"run{void}", ignore=void, **options
+            )
+        )
+        for void in (255, 77)
+    ]
+    assert results[0]["test"] == results[1]["test"]
+    assert torch.equal(weights(tmp_path / "run255"), weights(tmp_path / "run77"))
+    for case in results[0]["cases"]:
+        assert torch.tensor(case["confusion"]).sum() == 26 * 32
+    assert results[0]["used"]["ignore"] == 255
+    with pytest.raises(ValueError, match="give --ignore 255"):
+        train(small(tmp_path / "255" / "set", tmp_path / "refused", **options))
+
+
+def test_the_result_says_what_was_used(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(images, folder)
+    told: list[Dataset] = []
+    for path in sorted((folder / "masks").iterdir())[:3]:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=f"polydice data {folder}"):
+        train(small(folder, tmp_path / "run", epochs=1), told.append)
+    assert not told
+    result = train(small(folder, tmp_path / "run", epochs=1, skip_errors=True), told.append)
+    assert result["used"] == {
+        "cases": 22, "of": 25, "groups": 22, "classes": ["background", "lesion 1"], "ignore": None
+    }  # fmt: skip
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["used"] == result["used"]
+    assert [len(dataset.cases) for dataset in told] == [22]

@@ -344,6 +344,18 @@ def test_the_diagonal_is_reached_by_pixels_in_opposite_corners_and_never_passed(
     assert float(far.hd95[1]) == pytest.approx(float(missed.hd95[1]), rel=2**-22)  # MONAI's distances are float32
 
 
+def test_what_is_predicted_where_there_is_no_label_is_no_distance_away() -> None:
+    labels = torch.zeros(20, 20, dtype=torch.uint8)
+    labels[5:10, 5:10] = 1
+    labels[15:] = 255
+    prediction = (labels == 1).byte()
+    prediction[16:19] = 1
+    assert surface(prediction, labels, 2).hd95[1] == 0
+    assert surface(prediction, labels, 2).nsd[1] == 1
+    prediction[5:10, 5:10] = 0
+    assert surface(prediction, labels, 2).missing == 1, "the class is in the truth alone"
+
+
 def test_spacing_must_fit_the_axes() -> None:
     labels = torch.zeros(4, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"spacing \(1, 1, 1\) has 3 entries, the labels have 2 axes"):

@@ -27,6 +27,20 @@ def test_what_is_no_number_of_logits_is_refused(text: str) -> None:
         objective(text, ALONE)
 
 
+def test_pixels_without_a_label_are_ignored_at_every_resolution() -> None:
+    """Whatever the network says there."""
+    loss = objective("DiceLoss(batch=True) + CrossEntropyLoss()", ALONE, ignore=255)
+    labels = torch.randint(2, (2, 8, 8), dtype=torch.uint8)
+    labels[:, :4] = 255
+    logits = [torch.randn(2, 2, side, side) for side in (8, 4)]
+    other = [each.clone() for each in logits]
+    for each in other:
+        each[:, :, : each.shape[2] // 2] = 9 * torch.randn_like(each[:, :, : each.shape[2] // 2])
+    assert supervised(loss, logits, labels) == supervised(loss, other, labels)
+    with pytest.raises(ValueError, match="pixels without a label are 255 here: leave ignore_index out"):
+        objective("DiceLoss(ignore_index=0)", ALONE, ignore=255)
+
+
 def test_one_resolution_is_the_loss_itself() -> None:
     logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8), dtype=torch.uint8)
     assert supervised(DiceLoss(), logits, labels) == DiceLoss()(logits, labels)

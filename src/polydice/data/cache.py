@@ -37,7 +37,7 @@ def digests(files: Iterable[Path], memory: Path) -> dict[Path, str]:
         found = {file: known[str(file)][1] for file in stamps if known.get(str(file), [None])[0] == stamps[file]}
         unknown = [file for file in stamps if file not in found]
         if unknown:
-            found |= zip(unknown, in_parallel(_sha256, unknown, "hashing"), strict=True)
+            found |= zip(unknown, in_parallel(sha256, unknown, "hashing"), strict=True)
             lasting = {str(file): (stamps[file], found[file]) for file in unknown if max(stamps[file][1:]) < settled}
             _remember(memory, known | lasting)
     except OSError as error:
@@ -50,7 +50,7 @@ def _stamp(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -64,9 +64,14 @@ def _remembered(memory: Path) -> dict[str, tuple[list[int], str]]:
 def _remember(memory: Path, known: dict[str, tuple[list[int], str]]) -> None:
     with suppress(OSError):  # it only saves time: a cache that cannot be written may still be read
         memory.parent.mkdir(parents=True, exist_ok=True)
-        written = memory.with_name(f"{memory.name}.{uuid.uuid4().hex}")
-        written.write_text(json.dumps(known))
-        written.replace(memory)
+        replace_text(memory, json.dumps(known))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Makes or replaces a file in one step: nobody ever sees half of it."""
+    written = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
+    written.write_text(text)
+    written.replace(file)
 
 
 def publish(final: Path, fill: Callable[[Path], None]) -> None:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 # or already between 0 and 1, to be left alone.
 Intensity = Literal["colour", "mr", "ct", "unit"]
 
+VOID = 255  # the label, once a set is prepared, of pixels that have none: neither trained on nor scored
+WHOLE = "the whole set"  # where a finding is that concerns no single file
+
 
 class DataError(ValueError):
     """A folder or file cannot be used; the message is for the person who brought it."""
@@ -21,7 +24,7 @@ class Sample(NamedTuple):
     """A case as its files hold it; nothing resized, nothing normalised."""
 
     image: NDArray[np.generic]  # [channels, *spatial]: two spatial axes, or three with the slices first
-    labels: NDArray[np.integer]  # [*spatial]: 0 background, 1 ... as in Dataset.classes
+    labels: NDArray[np.integer]  # [*spatial]: 0 background, 1 ... as in Dataset.classes, or Dataset.ignore
     spacing: tuple[float, ...] | None  # millimetres along each spatial axis; None where the files do not say
     remark: str = ""  # what had to be decided on the way, such as a threshold
 
@@ -42,7 +45,7 @@ class Finding(NamedTuple):
     """What is wrong (error: training would be wrong too) or odd (warning) with one file or case."""
 
     level: Literal["error", "warning"]
-    where: str  # the file below the set's folder, or the case
+    where: str  # the file below the set's folder, or the case, or WHOLE
     what: str
 
 
@@ -55,3 +58,9 @@ class Dataset:
     cases: tuple[Case, ...]  # in lexicographic order of their ids
     read: Callable[[Case], Sample]  # a function of a module, so that other processes can be sent it
     findings: tuple[Finding, ...] = ()  # what the list of files shows already: partners that are missing
+    listed: int = 0  # cases that the files speak of, those of no use too; 0 if these are the `cases`
+    ignore: int | None = None  # the label of pixels that have none
+
+    @property
+    def groups(self) -> int:
+        return len({case.group for case in self.cases})

@@ -1,9 +1,10 @@
 """Look before training: every case opened once, in parallel, and everything that is wrong or odd said in one go."""
 
 import hashlib
+import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -15,11 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from polydice.data.cases import Case, Dataset, Finding
-from polydice.data.files import ARCHIVES, UnreadableFile, below, ending, read_archive, read_image, tally
+from polydice.data.cases import WHOLE, Case, Dataset, Finding, Sample
+from polydice.data.files import (
+    ARCHIVES,
+    PICTURES,
+    UnreadableFile,
+    below,
+    ending,
+    picture_remarks,
+    read_archive,
+    read_image,
+    tally,
+)
 from polydice.data.parallel import cores
 
 ALIKE = 20  # so many rows of the same kind and more become one
+VOIDS = (255, -1, 65535)  # what people write where there is no label
+NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
 DARK = 6  # times the 99th percentile: all volumes of ACDC and Hippocampus have less than 5, but for one patient's
 
 
@@ -38,15 +51,23 @@ class Checked(NamedTuple):
     facts: list[Facts]  # in the order of the cases
 
 
+Look = tuple[list[Finding], list[Facts]]  # at one case, which has facts or not
+
+
 def check(dataset: Dataset, workers: int | None = None) -> Checked:
     """Opens every case, in `workers` processes: by default one for each core."""
     looks = tqdm(_looks(dataset, workers or cores()), "opening", len(dataset.cases), unit=" cases", disable=None)
+    return conclude(dataset, looks)
+
+
+def conclude(dataset: Dataset, looks: Iterable[Look]) -> Checked:
+    """What the files, the looks at all cases and the cases together have to say."""
     findings, facts = list(dataset.findings), []
     for found, about in looks:
         findings += found
         facts += about
     facts.sort(key=lambda about: about.case.id)
-    findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts)]
+    findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts), *_together(dataset, facts)]
     return Checked(sorted(set(findings)), facts)
 
 
@@ -75,9 +96,6 @@ def size(shape: Sequence[float]) -> str:
     return "×".join(f"{length:.6g}" for length in reversed(shape))
 
 
-Look = tuple[list[Finding], list[Facts]]  # at one case, which has facts or not
-
-
 def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
     """Each case looked at, in whatever order. A process that dies, of too little memory or in a decoder, takes all that
     wait down with it: these are looked at again one by one, so that the culprit can be named."""
@@ -88,7 +106,7 @@ def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
         futures = {}
         with suppress(BrokenProcessPool):
             for case in dataset.cases:
-                futures[pool.submit(_look, light, case)] = case
+                futures[pool.submit(read_and_look, light, case)] = case
         for future in as_completed(futures):
             with suppress(BrokenProcessPool):
                 look = future.result()
@@ -99,7 +117,7 @@ def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
     for case in sorted(left, key=lambda case: case.id):
         with _pool(1) as pool:
             try:
-                yield pool.submit(_look, light, case).result()
+                yield pool.submit(read_and_look, light, case).result()
             except BrokenProcessPool:
                 what = "killed the process that read it: too large for the memory, or damaged"
                 yield [Finding("error", _name(dataset, case.images, case), what)], []
@@ -110,37 +128,62 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
 
 
-def _look(dataset: Dataset, case: Case) -> Look:
+def read_and_look(dataset: Dataset, case: Case) -> Look:
     try:
-        sample = dataset.read(case)
+        return look(dataset, case, dataset.read(case))
     except UnreadableFile as problem:
         reasons = {problem.path: problem.reason} | _unreadable(case.files)
         return [Finding("error", _name(dataset, (path,), case), reason) for path, reason in reasons.items()], []
+
+
+def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
+    """What is wrong or odd with a case that could be read."""
     image, labels, spacing, remark = sample
     image_name, mask_name = _name(dataset, case.images, case), _name(dataset, case.masks, case)
     findings = [Finding("error", image_name, what) for what in _wrong_numbers(dataset, image)]
     if image.shape[1:] != labels.shape:
         what = f"is {size(labels.shape)}, but its image {size(image.shape[1:])}"
-        return [*findings, Finding("error", mask_name, what)], []
+        return [*findings, *_remarks(dataset, case), Finding("error", mask_name, what)], []
     classes, pixels = len(dataset.classes), Counter[int]()
     for path, part in zip(case.masks, labels if len(case.masks) > 1 else [labels], strict=True):
         counts = tally(part)
         pixels.update(counts)
-        outside = [label for label in sorted(counts, key=counts.__getitem__, reverse=True) if not 0 <= label < classes]
+        outside = {label: count for label, count in counts.items() if not 0 <= label < classes}
+        outside.pop(dataset.ignore, None)  # type: ignore[arg-type]
         if outside:
-            labelled = sum(counts[label] for label in outside)
-            what = f"has {_labels(outside)}, outside the classes 0 to {classes - 1} ({labelled} pixels)"
-            findings.append(Finding("error", _name(dataset, (path,), case), what))
-    if not labels.any():
+            findings.append(Finding("error", _name(dataset, (path,), case), _outside(outside, classes)))
+    known = tuple(pixels[label] for label in range(classes))
+    if not any(known[1:]) and len(pixels.keys() - {0, dataset.ignore}) == 0:
         findings.append(Finding("warning", mask_name, "is empty: background only"))
+    elif not known[0]:
+        findings.append(Finding("warning", mask_name, "has no background: foreground only"))
     if remark:
         findings.append(Finding("warning", mask_name, remark))
+    if all(channel.min() == channel.max() for channel in image):
+        findings.append(Finding("warning", image_name, "has one value only: there is nothing to see in it"))
+    findings += _remarks(dataset, case)
     if dataset.intensity == "mr":
         findings += [Finding("warning", image_name, what) for what in _dark(image)]
     digest = hashlib.blake2b(repr((image.shape, image.dtype)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(image).data)
-    known = tuple(pixels[label] for label in range(classes))
     return findings, [Facts(case, image.shape, spacing, known, digest.digest())]
+
+
+def _remarks(dataset: Dataset, case: Case) -> list[Finding]:
+    findings = []
+    for path in case.files:
+        with suppress(UnreadableFile):  # a reader that has read it has its own ways
+            remarks = picture_remarks(path) if ending(path) in PICTURES else []
+            findings += [Finding("warning", _name(dataset, (path,), case), what) for what in remarks]
+    return findings
+
+
+def _outside(pixels: dict[int, int], classes: int) -> str:
+    """Of labels that are none of the classes, the most frequent first."""
+    labels = sorted(pixels, key=pixels.__getitem__, reverse=True)
+    void = next((label for label in labels if label in VOIDS), None)
+    offer = "" if void is None else f": if {void} marks pixels without a label, give --ignore {void}"
+    return f"has {_labels(labels)}, outside the classes 0 to {classes - 1}{offer} ({sum(pixels.values())} pixels)"
 
 
 def _unreadable(paths: Sequence[Path]) -> dict[Path, str]:
@@ -204,4 +247,37 @@ def _duplicates(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
         other = first.setdefault(about.digest, about)
         if other.case.group != about.case.group:
             names = [_name(dataset, case.images, case) for case in (about.case, other.case)]
-            yield Finding("warning", names[0], f"is the same image as one of another group ({names[1]})")
+            labelled = "" if about.pixels == other.pixels else ", with other labels"
+            yield Finding("warning", names[0], f"is the same image as one of another group{labelled} ({names[1]})")
+
+
+def _together(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """What no single case shows."""
+    if not dataset.cases:
+        yield Finding("error", WHOLE, "has no case: no image has a mask that belongs to it")
+    elif facts and not any(any(about.pixels[1:]) for about in facts):
+        yield Finding("error", WHOLE, "has no foreground: every mask is empty")
+    if dataset.groups == len(dataset.cases) and (told := _names_of_groups(dataset)):
+        yield Finding("warning", WHOLE, told)
+
+
+def _names_of_groups(dataset: Dataset) -> str:
+    """Names such as patient00_slice00 speak of patients, where each case is taken for a group of its own."""
+    matches = [NUMBERED.fullmatch(case.id) for case in dataset.cases]
+    shared = Counter(match[1] for match in matches if match)
+    if len(shared) < 2 or 2 * sum(count for count in shared.values() if count > 1) < len(dataset.cases):
+        return ""
+    several = sorted(name for name, count in shared.items() if count > 1)
+    such_as = ", ".join([*several[:2], *["..."][: len(shared) - 2]])
+    groups = [match and match[1] for match in matches]
+    found = (pattern for pattern in ("[^_]+", "[^-]+", "(.+)_", "(.+)-") if _finds(pattern, dataset) == groups)
+    option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
+    return (
+        f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
+        f"{dataset.groups} groups: {option} or groups.csv keeps each of them in one part"
+    )
+
+
+def _finds(pattern: str, dataset: Dataset) -> list[str | None]:
+    found = [re.search(pattern, case.id) for case in dataset.cases]
+    return [match and match[match.re.groups] for match in found]

@@ -22,6 +22,9 @@ Row = tuple[int, str, int, float, int]
 def data(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     layout: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    masks: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    group: Annotated[str | None, tyro.conf.arg(metavar="REGEX")] = None,
+    ignore: int | None = None,
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -33,14 +36,20 @@ def data(
 
     Example: polydice data scans --layout folder --out runs/data/scans
 
+    Example: polydice data vessels --masks 1st_manual --group "[^_]+" --ignore 255
+
     Args:
         folder: where the data set is.
         layout: cvc-clinicdb, kvasir-seg, acdc, synapse, decathlon or folder. If not given, it is recognised.
+        masks: of a plain folder, the folder of its masks, if not masks, mask, labels, label or gt.
+        group: a regular expression that finds the patient or sequence in the name of a case: its first part in
+            brackets, or all it matches. If not given, groups.csv in the folder, or what the layout knows.
+        ignore: the label of pixels that have none: neither trained on nor scored.
         out: for overview.png, classes.csv, cases.csv, findings.csv. If not given, runs/data/ and the set's own name.
         json_output: print what was found as JSON.
     """
     try:
-        dataset = open_dataset(folder, layout)
+        dataset = open_dataset(folder, layout, masks=masks, group=group, ignore=ignore)
         out = out or Path("runs", "data", folder.resolve().name)
         out.mkdir(parents=True, exist_ok=True)
     except (DataError, OSError) as problem:
@@ -76,7 +85,7 @@ def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding
     return {
         "dataset": dataset.name,
         "cases": len(dataset.cases),
-        "groups": len({case.group for case in dataset.cases}),
+        "groups": dataset.groups,
         "classes": [dict(zip(COLUMNS, row, strict=True)) for row in classes],
         "findings": [finding._asdict() for finding in findings],
         "out": str(out),
@@ -93,14 +102,15 @@ def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[Row]:
 
 
 def _described(dataset: Dataset, facts: Sequence[Facts]) -> str:
-    groups = len({case.group for case in dataset.cases})
-    told = [f"{_plural(len(dataset.cases), 'case')} in {_plural(groups, 'group')}"]
+    told = [f"{_plural(len(dataset.cases), 'case')} in {_plural(dataset.groups, 'group')}"]
     if len(facts) < len(dataset.cases):
         told.append(f"{len(dataset.cases) - len(facts)} of them of no use")
     if any(len(about.shape) == 4 for about in facts):
         told.append(_plural(sum(about.shape[1] for about in facts if len(about.shape) == 4), "slice"))
         known = [about.spacing for about in facts if about.spacing]
         told.append(f"voxels of {_from_to(known)} mm" if known else "voxel sizes unknown")
+    if dataset.ignore is not None:
+        told.append(f"label {dataset.ignore} ignored")
     if facts:
         told.append(_from_to([about.shape[1:] for about in facts]))
         told.append(

@@ -1,9 +1,11 @@
 """One image file to an array: PNG, JPEG, TIFF, BMP, NIfTI, and HDF5 or NumPy archives that hold image and labels.
 
-Whatever a file does on the way, the only exception that leaves here is `UnreadableFile`.
+Whatever a file does on the way, the only exception that leaves here is `UnreadableFile`. A file may come from anybody:
+nothing is read from another file that it points to, and it takes no more memory than its header claims, within LARGEST.
 """
 
 import gzip
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +32,15 @@ PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 VOLUMES = (".nii.gz", ".nii")
 ARCHIVES = (".h5", ".hdf5", ".npz")
 PNG_END = b"IEND\xaeB`\x82"
+# What holds images too, and is not read; and what can be done about it.
+UNREAD = {
+    **dict.fromkeys((".gif", ".webp", ".ppm", ".pgm", ".jp2"), "save it as PNG"),
+    **dict.fromkeys((".npy", ".mat"), "save it as PNG or TIFF, or a volume as NIfTI"),
+    **dict.fromkeys((".dcm", ".mha", ".mhd", ".nrrd"), "convert it to NIfTI"),
+}
+LARGEST = 2**33  # bytes of an array that is stored compressed: far above any scan, far below what 8 MB can grow to
+PADDING = 2**20  # bytes after the last voxel that some programs write
+ORIENTATION = 0x0112  # of EXIF: 1 is upright
 
 
 class UnreadableFile(DataError):  # noqa: N818, as it says what it is
@@ -96,16 +107,32 @@ def read_archive(path: Path) -> tuple[Array, Labels]:
     """The arrays `image` `[1, *spatial]` and `label` `[*spatial]` of an HDF5 or NumPy archive."""
     with _reading(path):
         if ending(path) == ".npz":
-            with ZipFile(path), np.load(path) as archive:  # NumPy takes what is no archive for a pickle
+            with ZipFile(path) as zipped, np.load(path) as archive:  # NumPy takes what is no archive for a pickle
+                _bounded(path, max((member.file_size for member in zipped.infolist()), default=0))
                 found = {key: archive[key] for key in ("image", "label") if key in archive}
                 keys = list(archive)
         else:
             with h5py.File(path) as archive:
-                found = {key: archive[key][()] for key in ("image", "label") if key in archive}
                 keys = list(archive)
+                found = {key: _own_array(path, archive, key) for key in ("image", "label") if key in keys}
         if len(found) < 2:
             raise UnreadableFile(path, f"must hold 'image' and 'label', but holds {', '.join(keys) or 'nothing'}")
-        return found["image"][None], _integers(path, found["label"])
+        return _real(path, found["image"])[None], _integers(path, found["label"])
+
+
+def picture_remarks(path: Path) -> list[str]:
+    """What a viewer would show otherwise than it is read."""
+    remarks = []
+    with _reading(path):
+        content = path.read_bytes()
+        with Image.open(BytesIO(content)) as image:
+            told = image.format != "PNG" or b"eXIf" in content  # without a look, Pillow decodes a PNG to its end
+            if told and (turned := image.getexif().get(ORIENTATION, 1)) in range(2, 9):
+                what = "is to be turned when it is shown, by its EXIF data, but is read as it lies"
+                remarks.append(f"{what} (orientation {turned})")
+            if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() == (0, 0):
+                remarks.append("is fully transparent: one sees nothing, and what lies under it is read")
+    return remarks
 
 
 def tally(labels: Labels) -> dict[int, int]:
@@ -149,6 +176,26 @@ def _reason(path: Path, error: Exception) -> str:
     return f"is damaged or truncated: {told}" if isinstance(error, EOFError | zlib.error) else f"cannot be read: {told}"
 
 
+def _bounded(path: Path, size: int) -> int:
+    if not 0 <= size <= LARGEST:
+        raise UnreadableFile(path, f"claims to hold {size} bytes, where at most {LARGEST} are read")
+    return size
+
+
+def _own_array(path: Path, archive: Any, key: str) -> Array:
+    """An array that lies in the HDF5 file itself: links, storage and virtual arrays can name any other file."""
+    if isinstance(archive.get(key, getlink=True), h5py.ExternalLink):
+        raise UnreadableFile(path, f"has {key!r} in another file, which is not read: copy it into this one")
+    found = archive[key]
+    if not isinstance(found, h5py.Dataset):
+        raise UnreadableFile(path, f"has a group {key!r} where an array is expected")
+    if found.external or found.is_virtual or found.file.filename != archive.filename:
+        raise UnreadableFile(path, f"has {key!r} in another file, which is not read: copy it into this one")
+    _bounded(path, found.nbytes)
+    array: Array = np.asarray(found[()])
+    return array
+
+
 def _picture(path: Path, palette: bool) -> Array:
     """`[channels, y, x]`, or `[channels, page, y, x]` of a TIFF with several pages."""
     content = path.read_bytes()
@@ -175,12 +222,9 @@ def _plain(image: Image.Image, palette: bool) -> Image.Image:
 
 def _volume(path: Path) -> tuple[Array, Spacing]:
     """`[z, y, x]`, or `[channels, z, y, x]`: a NIfTI's axes turned round, nothing else."""
-    content = path.read_bytes()
-    if ending(path) == ".nii.gz":
-        content = gzip.decompress(content)  # to its end, so that its checksum is looked at
-    second = b"\x00\x00\x02\x1c" in (content[:4], content[:4][::-1])  # 540, the length of a NIfTI-2 header
-    image = (nib.Nifti2Image if second else nib.Nifti1Image).from_bytes(content)
-    array = np.asanyarray(image.dataobj)
+    content = _unzipped(path) if ending(path) == ".nii.gz" else path.read_bytes()
+    image = _version(content).from_bytes(content)
+    array = _real(path, np.asanyarray(image.dataobj))
     if array.ndim == 5 and array.shape[3] == 1:  # vectors, as ITK writes channels
         array = array[:, :, :, 0]
     if array.dtype.fields or array.ndim not in (2, 3, 4):
@@ -193,7 +237,34 @@ def _volume(path: Path) -> tuple[Array, Spacing]:
     return array.T, zooms[::-1] if known else None
 
 
+def _version(content: bytes) -> Any:
+    second = b"\x00\x00\x02\x1c" in (content[:4], content[:4][::-1])  # 540, the length of a NIfTI-2 header
+    return nib.Nifti2Image if second else nib.Nifti1Image
+
+
+def _unzipped(path: Path) -> bytes:
+    """As much as the header claims. To its end, so that its checksum is looked at."""
+    with gzip.open(path) as file:
+        start = file.read(540)
+        kind = _version(start).header_class
+        header = kind(start[: kind.sizeof_hdr], check=False)
+        voxels = math.prod(header.get_data_shape()) * header.get_data_dtype().itemsize
+        most = _bounded(path, int(header.get_data_offset()) + voxels) + PADDING
+        file.seek(0)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UnreadableFile(path, f"goes on after the {most - PADDING} bytes that its header claims: is not read")
+    return content
+
+
+def _real(path: Path, array: Array) -> Array:
+    if array.dtype.kind == "c":
+        raise UnreadableFile(path, "holds complex numbers: save their magnitude")
+    return array
+
+
 def _integers(path: Path, array: Array) -> Labels:
+    _real(path, array)
     if array.size == 0:
         raise UnreadableFile(path, "holds no pixel")
     if array.dtype == bool:

@@ -69,16 +69,16 @@ def _view(dataset: Dataset, about: Facts) -> View:
     group = "" if about.case.group == about.case.id else f"{_short(about.case.group)}, "
     where = ""
     if labels.ndim == 3:
-        best = max(range(len(labels)), key=lambda index: _worth(labels[index]))
+        best = max(range(len(labels)), key=lambda index: _worth(labels[index], len(dataset.classes)))
         where = f"slice {best + 1} of {len(labels)}, "
         image, labels = image[:, best], labels[best]
     title = f"{_short(about.case.id)}\n{group}{where}{size(labels.shape)}"
     return View(title, _visible(image, dataset), labels, spacing[-2] / spacing[-1] if spacing else 1.0)
 
 
-def _worth(plane: NDArray[Any]) -> tuple[int, int]:
+def _worth(plane: NDArray[Any], classes: int) -> tuple[int, int]:
     """The classes in a slice, and the pixels of the smallest of them."""
-    pixels = [count for label, count in tally(plane).items() if label != 0]
+    pixels = [count for label, count in tally(plane).items() if 0 < label < classes]
     return len(pixels), min(pixels, default=0)
 
 

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydice.data.cases import VOID
+
 FOREGROUND = 1 / 3  # of the patches are centred on a voxel that is not background, as in nnU-Net
 KEPT = 10_000  # voxels of each class of a volume are remembered, evenly spread over all of them
 
@@ -46,7 +48,7 @@ class Patches:
 def _voxels_by_class(labels: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
     """For each class but the background that the volume has, voxels `[n]` as places in the flat array."""
     flat = labels.reshape(-1)
-    foreground = np.flatnonzero(flat)
+    foreground = np.flatnonzero((flat != 0) & (flat != VOID))
     classes = flat[foreground]
     found = (foreground[classes == label] for label in np.unique(classes))
     return [voxels[np.linspace(0, len(voxels) - 1, min(len(voxels), KEPT)).astype(np.int64)] for voxels in found]

@@ -3,8 +3,9 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,13 +14,14 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polydice.data.cache import CacheError, digests, publish, short_hash
-from polydice.data.cases import Case, DataError, Dataset, Intensity, Sample
+from polydice.data.cache import CacheError, digests, publish, replace_text, sha256, short_hash
+from polydice.data.cases import VOID, Case, DataError, Dataset, Intensity, Sample
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
 FORMAT = 1  # to be raised whenever the same files and settings would give other arrays
 INDEX, IMAGES, LABELS = "index.json", "images", "labels"
+HASHED, SUMS = (INDEX, IMAGES, LABELS), "SHA256SUMS"  # as `sha256sum --check` takes it
 
 Result = TypeVar("Result")
 
@@ -74,7 +76,8 @@ class Prepared:
         self.folder = folder
         try:
             self._open(json.loads((folder / INDEX).read_text()))
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            self._verify()
+        except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
             raise CacheError(f"{folder} is damaged ({error}); delete it and run again") from error
 
     def _open(self, index: dict[str, Any]) -> None:
@@ -82,6 +85,7 @@ class Prepared:
             raise ValueError(f"its format is {index['format']}, not {FORMAT}")
         self.name: str = index["name"]
         self.classes: tuple[str, ...] = tuple(index["classes"])
+        self.ignore: int | None = index.get("ignore")  # VOID, if there can be pixels without a label
         self.channels: int = index["channels"]
         self.settings = Preparation(**{name: _tuple(value) for name, value in index["settings"].items()})
         self.dims: int = self.settings.dims
@@ -102,6 +106,20 @@ class Prepared:
         self.images = _mapped(self.folder / IMAGES, index["dtype"], images)
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
 
+    def _verify(self) -> None:
+        """Reads the files once for each size and time they have: a damaged byte would be trained on in silence."""
+        files = [self.folder / name for name in HASHED]
+        found = digests(files, self.folder.parent / "digests" / f"{self.folder.name}.json")
+        if not (self.folder / SUMS).exists():
+            print(f"{self.folder} has no checksums, as an earlier version made it: they are added now", file=sys.stderr)
+            with suppress(OSError):
+                replace_text(self.folder / SUMS, _sums(found))
+            return
+        written = (self.folder / SUMS).read_text()
+        changed = [file.name for file in files if _sums({file: found[file]}) not in written]
+        if changed:
+            raise ValueError(f"the checksum of {', '.join(changed)} is not the one in {SUMS}")
+
     def __len__(self) -> int:
         return len(self.case_of)
 
@@ -121,6 +139,10 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _sums(digests: Mapping[Path, str]) -> str:
+    return "".join(f"{digest}  {file.name}\n" for file, digest in digests.items())
+
+
 def _mapped(file: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     expected, found = int(np.prod(shape)) * np.dtype(dtype).itemsize, file.stat().st_size
     if found != expected:
@@ -138,15 +160,12 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     if settings.cut is not None and dataset.intensity != "mr":
         raise DataError(f"cut is for MR, and the images of {dataset.name} in {dataset.folder} are {dataset.intensity}")
     cache = Path(cache).absolute()
-    files = [file for case in dataset.cases for file in case.files]
-    memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
-    contents = digests(files, memory)
-    readable = re.sub(r"[^\w-]+", "-", dataset.name)
-    final = cache / f"{readable}-{_key(dataset, contents, settings)}"
+    contents = contents_of(dataset, cache)
+    final = cache / named(dataset, settings.described(), contents)
 
     def fill(folder: Path) -> None:
         _write(dataset, settings, workers, folder)
-        if digests(files, memory) != contents:
+        if contents_of(dataset, cache) != contents:
             raise DataError(f"files of {dataset.name} in {dataset.folder} changed while they were prepared: run again")
 
     if not final.exists():
@@ -154,14 +173,23 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     return Prepared(final)
 
 
-def _key(dataset: Dataset, contents: dict[Path, str], settings: Preparation) -> str:
+def contents_of(dataset: Dataset, cache: Path) -> dict[Path, str]:
+    """The digest of each of its files."""
+    memory = cache / "digests" / f"{short_hash(str(dataset.folder.absolute()))}.json"
+    return digests((file for case in dataset.cases for file in case.files), memory)
+
+
+def named(dataset: Dataset, about: object, contents: Mapping[Path, str]) -> str:
+    """A name for what is made of these contents of a set and of what `about` says."""
     cases = [
         (case.id, case.group, [contents[file] for file in case.images], [contents[file] for file in case.masks])
         for case in dataset.cases
     ]
     reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
-    content = (dataset.name, dataset.classes, dataset.intensity, reader, cases)
-    return short_hash(json.dumps((FORMAT, settings.described(), content)))
+    content: list[Any] = [dataset.name, dataset.classes, dataset.intensity, reader, cases]
+    content += [] if dataset.ignore is None else [dataset.ignore]
+    readable = re.sub(r"[^\w-]+", "-", dataset.name)
+    return f"{readable}-{short_hash(json.dumps((FORMAT, about, content)))}"
 
 
 class _Ready(NamedTuple):
@@ -179,6 +207,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
         settings = replace(settings, spacing=_median_spacing(dataset, workers))
     every = _each(dataset, lambda sample: _ready(sample, dataset, settings), "preparing", workers)
     index: dict[str, Any] = {"format": FORMAT, "name": dataset.name, "classes": dataset.classes, "cases": []}
+    index |= {} if dataset.ignore is None else {"ignore": VOID}
     with closing(every), ExitStack() as files:
         images: list[IO[bytes]] = [files.enter_context((folder / IMAGES).open("wb"))]
         labels = files.enter_context((folder / LABELS).open("wb"))
@@ -200,6 +229,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
             file.seek(0)
             shutil.copyfileobj(file, images[0])
     (folder / INDEX).write_text(json.dumps(index))
+    (folder / SUMS).write_text(_sums({folder / name: sha256(folder / name) for name in HASHED}))
 
 
 def _median_spacing(dataset: Dataset, workers: int | None) -> tuple[float, float, float] | None:
@@ -227,11 +257,11 @@ def _each(
 
 
 def _ready(sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
-    _check(sample, len(dataset.classes), settings.dims)
+    _check(sample, dataset, settings.dims)
     old, new = sample.labels.shape, _grid(sample.labels.shape, sample.spacing, settings)
     spacing = sample.spacing and tuple(mm * a / b for mm, a, b in zip(sample.spacing, old, new, strict=True))
     images = ready_image(sample.image, sample.spacing, dataset.intensity, settings)
-    labels = resample_labels(sample.labels.astype(np.uint8), new)
+    labels = resample_labels(_ignored_as(VOID, sample.labels, dataset).astype(np.uint8), new)
     volume = settings.dims == 2 and len(new) == 3
     return _Ready(images, labels if volume else labels[None], spacing, volume)
 
@@ -256,12 +286,17 @@ def _grid(shape: tuple[int, ...], spacing: tuple[float, ...] | None, settings: P
     return tuple(max(1, round(points * own / wanted)) for points, own, wanted in axes)
 
 
-def _check(sample: Sample, classes: int, dims: int) -> None:
+def _ignored_as(value: int, labels: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
+    return labels if dataset.ignore is None else np.where(labels == dataset.ignore, value, labels)
+
+
+def _check(sample: Sample, dataset: Dataset, dims: int) -> None:
     """The last guard: an array that is wrong here would be wrong in every training."""
-    image, labels = sample.image, sample.labels
+    image, labels, classes = sample.image, sample.labels, min(len(dataset.classes), VOID)
     if image.ndim not in (3, 4) or image.shape[1:] != labels.shape or labels.size == 0:
         raise DataError(f"image {list(image.shape)} and labels {list(labels.shape)} do not fit: [channels, *spatial]")
     if dims == 3 and labels.ndim == 2:
         raise DataError("it is a single image, not a volume: prepare with dims=2")
-    if labels.min() < 0 or labels.max() >= min(classes, 256):
-        raise DataError(f"labels {labels.min()} to {labels.max()}, but the classes are 0 to {min(classes, 256) - 1}")
+    known = _ignored_as(0, labels, dataset)
+    if known.min() < 0 or known.max() >= classes:
+        raise DataError(f"labels {known.min()} to {known.max()}, but the classes are 0 to {classes - 1}")

@@ -25,6 +25,7 @@ def study(
     per_gpu: Count = 1,
     address: str | None = None,
     gpu_share: Share = 1.0,
+    skip_errors: bool = False,
     list: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -49,6 +50,7 @@ def study(
         per_gpu: runs at a time on one GPU.
         address: of a Ray cluster; auto finds one that runs here. If not given, one is started here.
         gpu_share: the part of a GPU that a run takes on a Ray cluster.
+        skip_errors: leave out cases in which `polydice data` finds errors, instead of refusing to train.
         list: name the packaged recipes and end.
         json_output: print the state of the study as JSON at the end.
     """
@@ -62,7 +64,7 @@ def study(
     try:
         if recipe is None:
             raise RecipeError("name a recipe, or see --list")
-        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, json_output)
+        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, skip_errors, json_output)
     except (DataError, CheckpointError, OSError, RuntimeError, ValueError) as problem:
         print(f"polydice study: {problem}", file=sys.stderr)
         return 2
@@ -87,8 +89,9 @@ def _named(recipe: str) -> Path:
 
 def _run(
     recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
-    address: str | None, gpu_share: float, json_output: bool,
+    address: str | None, gpu_share: float, skip_errors: bool, json_output: bool,
 ) -> int:  # fmt: skip
+    from polydice.data.usable import described
     from polydice.studies.comparison import compare
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
@@ -97,8 +100,9 @@ def _run(
     from polydice.studies.report import remarks, write_report
     from polydice.studies.study import create
     from polydice.studies.tables import results, terminal
+    from polydice.training.loop import opened
 
-    study = create(recipe, out or _named(recipe), data, cache)
+    study = create(recipe, out or _named(recipe), data, cache, skip_errors)
     states = {run: study.state(run) for run in study.runs}
     waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
     missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
@@ -107,6 +111,10 @@ def _run(
         raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
     for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+    # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
+    first = {(run.dataset, run.model): run for run in waiting}.values()
+    for used in dict.fromkeys(described(opened(study.settings(run))[0]) for run in first):
+        print(used, file=sys.stderr)
     live = Live(study)
     try:
         if waiting and engine == "ray":

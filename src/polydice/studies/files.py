@@ -21,6 +21,7 @@ class Where(TypedDict):
     data: str
     cache: str
     score: NotRequired[CountingScore]
+    skip_errors: NotRequired[bool]
 
 
 class Epoch(TypedDict):

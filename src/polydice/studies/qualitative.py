@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from polydice.data.augment import as_float
 from polydice.data.cache import CacheError
-from polydice.data.cases import DataError
+from polydice.data.cases import VOID, DataError
 from polydice.data.overview import COLOURS
-from polydice.data.prepare import Prepared, PreparedCase, prepare
-from polydice.data.readers import open_dataset
+from polydice.data.prepare import Prepared, PreparedCase
 from polydice.studies.comparison import Comparison
 from polydice.studies.study import Finished, Study
 from polydice.training.checkpoint import CheckpointError
 from polydice.training.inference import Network
+from polydice.training.loop import opened
 from polydice.training.metrics import dice_per_class
 from polydice.training.overlay import visible
 from polydice.training.predict import BEST, LAST, load
@@ -31,6 +31,7 @@ from polydice.training.predict import BEST, LAST, load
 PLACES = {"worst": 0.0, "lower third": 1 / 3, "upper third": 2 / 3, "best": 1.0}
 CLASSES = [colour for colour in COLOURS if colour != "#F0E442"]  # yellow is for what is missing
 ERRORS = {"false positive": "#FF5A36", "false negative": "#FFD400", "wrong class": "#FF5CE1"}
+UNLABELLED = (0.5, 0.5, 0.5, 0.75)
 EDGE, LABELS, TITLES, LINE, LEGEND, GAP = 1.6, 0.45, 0.3, 0.16, 0.3, 0.04  # inches; the gap in edges
 
 
@@ -87,8 +88,7 @@ def _prepared(study: Study, each: Finished) -> Prepared:
     kept = study.cache / each.result["prepared"]
     if kept.exists():
         return Prepared(kept)
-    settings = study.settings(each.run)
-    return prepare(open_dataset(settings.data, settings.layout), settings.preparation, settings.cache)
+    return opened(study.settings(each.run))[1]
 
 
 def _views(prepared: Prepared, runs: Sequence[Finished], networks: Sequence[Network]) -> list[View]:
@@ -112,7 +112,7 @@ def _view(
     """Of a volume, the slice with most foreground."""
     labels = np.stack([prepared.item(item)[1] for item in case.items])
     planes = labels.reshape(-1, *labels.shape[-2:])
-    best = int(np.count_nonzero(planes, axis=(1, 2)).argmax())
+    best = int(((planes > 0) & (planes < len(prepared.classes))).sum(axis=(1, 2)).argmax())
     item, plane = divmod(best, len(planes) // len(case.items))
     image = np.array(prepared.item(case.items[item])[0])
     maps = [network.segment(as_float(torch.from_numpy(image))[None]).numpy() for network in networks]
@@ -137,7 +137,7 @@ def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str])
     wrapper = TextWrapper(width=20, max_lines=3, placeholder=" …", break_on_hyphens=False)
     columns = [wrapper.fill(name) for name in ("input", "truth", *losses)]
     titles = TITLES + LINE * max(name.count("\n") for name in columns)
-    handles = _handles(classes)
+    handles = _handles(classes, void=any((view.truth == VOID).any() for view in views))
     legend_rows = -(-len(handles) // len(columns))
     width, height = EDGE * len(columns) + LABELS, EDGE * len(views) + titles + LEGEND * legend_rows
     figure = Figure(figsize=(width, height))
@@ -164,15 +164,17 @@ def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str])
 
 
 def _fill(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> None:
-    """What truth and prediction agree on, in the colours of the classes."""
+    """What truth and prediction agree on, in the colours of the classes, and what has no label."""
     cover = np.zeros((*truth.shape, 4))
-    for label in np.unique(truth[truth > 0]):
+    cover[truth == VOID] = UNLABELLED
+    for label in np.unique(truth[(truth > 0) & (truth != VOID)]):
         colour = CLASSES[(label - 1) % len(CLASSES)]
         cover[(truth == label) & (prediction == label)] = (*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)), 0.55)
     axes.imshow(cover, interpolation="none")
 
 
 def _outline_errors(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> None:
+    prediction = np.where(truth == VOID, truth, prediction)  # nobody knows what is right there
     wrong = {
         "false positive": (truth == 0) & (prediction > 0),
         "false negative": (truth > 0) & (prediction == 0),
@@ -187,12 +189,13 @@ def _outline_errors(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np
             axes.contour(x, y, inside, [0.5], colors=[ERRORS[error]], linewidths=1.2)
 
 
-def _handles(classes: Sequence[str]) -> list[Any]:
+def _handles(classes: Sequence[str], void: bool = False) -> list[Any]:
     found: list[Any] = [
         Patch(color=CLASSES[(label - 1) % len(CLASSES)], alpha=0.55, label=f"{_short(name)}, found")
         for label, name in enumerate(classes)
         if label > 0
     ]
+    found += [Patch(color=UNLABELLED, label="without a label")] if void else []
     errors = list(ERRORS.items())[: 3 if len(classes) > 2 else 2]
     return found + [Line2D([], [], color=colour, linewidth=2, label=error) for error, colour in errors]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from polydice import __version__
+from polydice.data.usable import in_words
 from polydice.studies import tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
@@ -38,12 +39,13 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
     every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
 
+    listed = [*(f"trained on {line}" for line in _used(study)), *missing]
     about = ["weights of the last epoch"] if study.last else []
     about += [] if study.against is None else [f"compared with {study.against}"]
     title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
-    write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, missing, told))
+    write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, listed, told))
     content = page(
         title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
         sections=sections, remarks=told, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
@@ -114,6 +116,15 @@ def _facts(study: Study) -> Iterator[str]:
     yield _count(len(study.recipe.seeds), "seed")
     yield f"baseline: {study.recipe.baseline}"
     yield f"score: {study.recipe.score}"
+    yield from _used(study)
+
+
+def _used(study: Study) -> list[str]:
+    """What was trained on; several lines of a data set that has changed between its runs."""
+    told = {
+        f"{each.run.dataset}: {in_words(each.result['used'])}" for each in study.finished() if "used" in each.result
+    }
+    return sorted(told)
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:

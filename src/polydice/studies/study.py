@@ -1,7 +1,8 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are, and which score counts if the recipe does not say it
+DIR/study.json             where the data sets are, which score counts if the recipe does not say it, and whether cases
+                           with errors are left out
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
 DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
                            DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
@@ -40,6 +41,7 @@ class Study:
     cache: Path
     last: bool = False  # what counts of a run is the last epoch's weights, not those that validation chose
     against: str | None = None  # the baseline, where it is not the one of recipe.toml
+    skip_errors: bool = False  # cases with errors are left out of all data sets
 
     @cached_property
     def runs(self) -> tuple[Planned, ...]:
@@ -80,7 +82,8 @@ class Study:
 
     def settings(self, run: Planned, device: str | None = None) -> Settings:
         folder = self.dataset_folder(run.dataset)
-        return self.recipe.settings(run, folder, self.run_folder(run), cache=self.cache, device=device)
+        settings = self.recipe.settings(run, folder, self.run_folder(run), cache=self.cache, device=device)
+        return replace(settings, skip_errors=True) if self.skip_errors else settings
 
     def finished(self) -> Iterator[Finished]:
         for run in self.runs:
@@ -94,7 +97,7 @@ class Study:
         return read_history(path) if path.exists() else []
 
 
-def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
+def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_errors: bool = False) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
     has more losses, seeds, folds or data sets than before."""
     kept = folder / "recipe.toml"
@@ -112,7 +115,7 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path) -> Study:
     if before != wanted:
         write_text(kept, _text(recipe))
     where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
-    write_text(folder / "study.json", json.dumps(where) + "\n")
+    write_text(folder / "study.json", json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
     return open_study(folder)
 
 
@@ -127,7 +130,8 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
     against = None if baseline == recipe.baseline else baseline
     recipe = replace(recipe, baseline=against or recipe.baseline)
-    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against)
+    skip_errors = where.get("skip_errors", False)
+    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against, skip_errors)
 
 
 def _score(folder: Path) -> CountingScore:

@@ -2,11 +2,14 @@
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from polydice.training.config import Settings
+
+if TYPE_CHECKING:
+    from polydice.data.cases import Dataset
 
 
 def train(
@@ -36,7 +39,7 @@ def train(
     from polydice.training.checkpoint import CheckpointError
 
     try:
-        result = loop.train(settings, lines=True)
+        result = loop.train(settings, _tell, lines=True)
     except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
         return _failed(str(problem))
     except torch.OutOfMemoryError as problem:
@@ -44,7 +47,7 @@ def train(
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if result and json_output:
-        names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "test")
+        names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "used", "test")
         print(json.dumps({"run": str(settings.out), **{name: result.get(name) for name in names}}, indent=1))
     elif result:
         print(_line(settings, result))
@@ -53,6 +56,7 @@ def train(
 
 def _line(settings: Settings, result: dict[str, Any]) -> str:
     """The scores, that which counts first, and what a reader must know of them."""
+    from polydice.data.usable import in_words
     from polydice.training.scoring import remarks
     from polydice.training.watch import told
 
@@ -60,7 +64,17 @@ def _line(settings: Settings, result: dict[str, Any]) -> str:
     names = sorted(("dice_foreground", "dice_case", "dice_global"), key=lambda name: name != settings.score)
     scores = ", ".join(f"{name} {told(test[name])}" for name in names)
     line = f"{settings.out}: {scores} on {test['cases']} test cases (weights of epoch {result['best_epoch']})"
+    if "used" in result:
+        line += f"; {in_words(result['used'])}"
     return "\n".join([line, *(f"{settings.out}: {each}" for each in remarks(result))])
+
+
+def _tell(dataset: "Dataset") -> None:
+    """What is trained on, at once if somebody watches or should know it; the last line says it always."""
+    from polydice.data.usable import described
+
+    if sys.stderr.isatty() or dataset.findings or len(dataset.cases) < dataset.listed:
+        print(described(dataset), file=sys.stderr, flush=True)
 
 
 def _failed(why: str, status: int = 1) -> int:

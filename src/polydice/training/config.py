@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from polydice.data.prepare import Preparation
 
 # Where a run lies and how it is watched: these may differ when it is resumed.
-CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track")
+CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track", "skip_errors")
 # What only some of the networks have.
 OWN_OPTIONS = {
     "unet": ("width", "depth", "norm", "deep_supervision"),
@@ -40,6 +40,15 @@ class Settings:
     """Folder of the run: history, checkpoints, weights, result."""
     layout: str | None = None
     """The data set's layout, if it is not to be recognised."""
+    masks: str | None = None
+    """The folder of masks of a plain folder, if not masks, mask, labels, label or gt."""
+    group: str | None = None
+    """A regular expression that finds the patient or sequence in the name of a case: its first part in brackets, or all
+    it matches. If not given, groups.csv in the folder, or what the layout knows."""
+    ignore: int | None = None
+    """The label of pixels that have none: neither trained on nor scored."""
+    skip_errors: bool = False
+    """Leave out cases in which `polydice data` finds errors, instead of refusing to train."""
     cache: Path = CACHE
     """Where prepared data sets are kept."""
 

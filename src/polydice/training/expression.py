@@ -11,14 +11,15 @@ LOSSES: dict[str, type[Loss]] = {
 }  # fmt: skip
 
 
-def parse_loss(text: str) -> Loss | LossSum:
+def parse_loss(text: str, **options: Any) -> Loss | LossSum:
     """The loss that `text` spells: calls with literal arguments, added up, each times a number or not. Nothing is run.
+    `options` are those of every term, where the text does not say otherwise.
 
     >>> parse_loss("PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()")
     PolyDice1Loss(epsilon=0.2, batch=True) + 0.5 * CrossEntropyLoss()
     """
     try:
-        loss = _value(ast.parse(text.strip(), mode="eval").body)
+        loss = _value(ast.parse(text.strip(), mode="eval").body, options)
     except SyntaxError as error:
         raise ValueError(f"loss {text!r} is no expression: {error.msg}") from error
     except (TypeError, ValueError) as error:
@@ -28,14 +29,15 @@ def parse_loss(text: str) -> Loss | LossSum:
     return loss
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, options: dict[str, Any]) -> Any:
     match node:
         case ast.BinOp(left, ast.Add(), right):
-            return _value(left) + _value(right)
+            return _value(left, options) + _value(right, options)
         case ast.BinOp(left, ast.Mult(), right):
-            return _value(left) * _value(right)
+            return _value(left, options) * _value(right, options)
         case ast.Call(ast.Name(name), given, named) if name in LOSSES:
-            return LOSSES[name](*map(_literal, given), **{word.arg or "**": _literal(word.value) for word in named})
+            words = options | {word.arg or "**": _literal(word.value) for word in named}
+            return LOSSES[name](*map(_literal, given), **words)
         case _:
             return _literal(node)
 

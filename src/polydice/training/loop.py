@@ -23,8 +23,9 @@ from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
 from polydice.data.cases import Dataset
 from polydice.data.folds import save_folds, split
-from polydice.data.prepare import Prepared, prepare
+from polydice.data.prepare import Prepared
 from polydice.data.readers import open_dataset
+from polydice.data.usable import usable, used
 from polydice.models import build
 from polydice.training.checkpoint import load, remove, save, save_weights, write_text
 from polydice.training.config import Settings
@@ -48,24 +49,28 @@ class TrainingError(RuntimeError):
     """A run that cannot begin or go on; the message is for the person who started it."""
 
 
-def train(settings: Settings, *, lines: bool = False) -> dict[str, Any]:
+def train(
+    settings: Settings, tell: Callable[[Dataset], object] | None = None, *, lines: bool = False
+) -> dict[str, Any]:
     """Trains, keeps the weights of the best validation and tests them; the result is what `result.json` holds.
 
     A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had not
     been: batches and all that is random depend on the seed and the epoch alone, and what changes is in the checkpoint.
-    Of several processes that train together, the first returns the result, and the others nothing. With `lines`, an
-    epoch is told in a line where there is no terminal for a progress bar.
+    Of several processes that train together, the first returns the result, and the others nothing. `tell` is shown
+    what is trained on, before the first step. With `lines`, an epoch is told in a line where there is no terminal for a
+    progress bar.
     """
     with joined(settings.device) as process:
-        loss = objective(settings.loss, process)
+        objective(settings.loss, process)  # what is wrong with it is said before anything is read
         finished = process.of_first(_begin(settings) if process.first else None)
         if finished is not None:
             return finished if process.first else {}
-        dataset = open_dataset(settings.data, settings.layout)
-        prepared = prepare(dataset, settings.preparation, settings.cache)
-        run = Run(settings, process, dataset, prepared, loss)
+        dataset, prepared = opened(settings)
+        run = Run(settings, process, dataset, prepared, objective(settings.loss, process, prepared.ignore))
         if settings.resume:
             run.resume()
+        if tell and process.first:
+            tell(dataset)
         with (
             run.together(),
             Watch(settings, run.history, run.steps, process.first, lines) as watch,
@@ -87,6 +92,14 @@ def train(settings: Settings, *, lines: bool = False) -> dict[str, Any]:
     return run.finish() if process.first else {}
 
 
+def opened(settings: Settings) -> tuple[Dataset, Prepared]:
+    """The data set as it is trained on."""
+    given = {name: getattr(settings, name) for name in ("layout", "masks", "group", "ignore")}
+    options = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+    dataset = open_dataset(settings.data, **given)
+    return usable(dataset, settings.preparation, settings.cache, settings.skip_errors, options)
+
+
 @dataclass
 class Unread:
     """An epoch that is over for the host; what came of it may still be on its way from the device."""
@@ -105,7 +118,7 @@ class Run:
     def __init__(
         self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Loss | LossSum
     ) -> None:
-        self.settings, self.process, self.prepared = settings, process, prepared
+        self.settings, self.process, self.prepared, self.used = settings, process, prepared, used(dataset)
         self.batch = settings.batch or (24 if settings.dims == 2 else 2)
         patch = settings.patch or (patch_for(prepared) if settings.dims == 3 else None)
         folds = split(prepared.cases, settings.split, settings.folds, settings.split_seed)
@@ -304,6 +317,7 @@ class Run:
         result = {
             "settings": self.settings.to_json(),
             **self.described,
+            "used": self.used,
             **self._validated(self.best_epoch),
             **best,
             "last": {  # what the result would be with these weights

@@ -160,6 +160,7 @@ def surface(
 
     HD95 is the larger of two 95th percentiles, of the distances there and of those back; MedPy has one, of both pooled.
     With `spacing`, the millimetres along each axis, distances and tolerance are in millimetres, else in pixels.
+    Pixels whose label is outside 0 … C − 1 belong to no class, whatever is predicted there.
     A class in only one of truth and prediction has as HD95 the diagonal, the largest distance the image can hold:
     left out, a missed structure would improve the mean.
     """
@@ -175,6 +176,7 @@ def surface(
     diagonal = math.hypot(*((length - 1) * size for length, size in zip(labels.shape, step, strict=True)))
 
     prediction, labels = prediction.cpu(), labels.cpu()
+    prediction = torch.where((labels >= 0) & (labels < classes), prediction, 0)
     hd95, nsd = torch.full((2, classes), math.nan, dtype=torch.float64)
     missing = 0
     for label in range(1, classes):

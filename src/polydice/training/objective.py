@@ -13,10 +13,13 @@ from polydice.training.expression import parse_loss
 from polydice.training.processes import Process
 
 
-def objective(text: str, process: Process) -> Loss | LossSum:
-    """The loss that `text` spells. What is summed over the batch is summed over the batches of all processes."""
-    loss = parse_loss(text)
+def objective(text: str, process: Process, ignore: int | None = None) -> Loss | LossSum:
+    """The loss that `text` spells, which does not look at pixels with the label `ignore`. What is summed over the batch
+    is summed over the batches of all processes."""
+    loss = parse_loss(text) if ignore is None else parse_loss(text, ignore_index=ignore)
     for term in _terms(loss):
+        if ignore is not None and term.ignore_index != ignore:
+            raise ValueError(f"loss {text!r}: pixels without a label are {ignore} here: leave ignore_index out")
         if "none" in (term.reduction, term.activation):
             raise ValueError(f"loss {text!r}: 'none' will not do, a network gives logits and is trained on one number")
         if process.world > 1 and any(each.over_batch for each in _terms(loss)):

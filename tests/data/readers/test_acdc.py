@@ -12,12 +12,12 @@ SCAN = NUMBERS.integers(0, 500, (11, 6, 8)).astype(np.int16)
 LABELS = NUMBERS.integers(0, 4, (11, 6, 8)).astype(np.uint8)
 
 
-def test_acdc_has_80_volumes_and_768_slices_of_40_patients(real_set: RealSet) -> None:
+def test_acdc_has_200_volumes_and_1902_slices_of_100_patients(real_set: RealSet) -> None:
     acdc = open_dataset(real_set("acdc"))
-    assert (acdc.name, acdc.intensity, len(acdc.cases), acdc.findings) == ("ACDC", "mr", 80, ())
-    assert len({case.group for case in acdc.cases}) == 40
+    assert (acdc.name, acdc.intensity, len(acdc.cases), acdc.findings) == ("ACDC", "mr", 200, ())
+    assert len({case.group for case in acdc.cases}) == 100
     samples = [acdc.read(case) for case in acdc.cases]
-    assert sum(len(sample.labels) for sample in samples) == 768
+    assert sum(len(sample.labels) for sample in samples) == 1902
     assert all(sample.spacing is None for sample in samples), "voxel sizes are lost in this copy"
 
 

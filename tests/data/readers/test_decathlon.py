@@ -124,6 +124,27 @@ def test_without_a_list_each_file_asks_for_the_others(tmp_path: Path) -> None:
     }
 
 
+def test_files_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    """A list that somebody else has written may name any file of this machine."""
+    folder = tmp_path / "set"
+    for name in ("a", "b", "c", "d"):
+        write.volume(folder / "imagesTr" / f"{name}.nii.gz", SCANS)
+        write.volume(folder / "labelsTr" / f"{name}.nii.gz", LABELS)
+    write.volume(tmp_path / "private.nii.gz", SCANS)
+    (folder / "imagesTr" / "d.nii.gz").unlink()
+    (folder / "imagesTr" / "d.nii.gz").symlink_to(tmp_path / "private.nii.gz")
+    images = ("imagesTr/a.nii.gz", "../private.nii.gz", str(tmp_path / "private.nii.gz"), "imagesTr/d.nii.gz")
+    training = [
+        {"image": image, "label": f"labelsTr/{name}.nii.gz"} for name, image in zip("abcd", images, strict=True)
+    ]
+    (folder / "dataset.json").write_text(json.dumps(DECATHLON | {"training": training}))
+    dataset = open_dataset(folder)
+    assert [case.id for case in dataset.cases] == ["a", "d"]
+    refused = [(each.level, each.where) for each in dataset.findings if "lies outside its folder" in each.what]
+    assert refused == [("error", "../private.nii.gz")] * 2
+    assert ("warning", "imagesTr/d.nii.gz", "is a link to a file outside the folder") in dataset.findings
+
+
 def test_channels_of_different_sizes(tmp_path: Path) -> None:
     nnunet(tmp_path, "a")
     write.volume(tmp_path / "imagesTr" / "a_0001.nii.gz", SCANS[0, :2])
@@ -136,7 +157,6 @@ def test_channels_of_different_sizes(tmp_path: Path) -> None:
     ("about", "told"),
     [
         ({"labels": {"background": 0, "whole tumour": [1, 2], "core": 2}}, "'whole tumour' is a region"),
-        ({"labels": {"background": 0, "tumour": 1, "ignore": 2}}, "ignore label is not supported"),
         ({"labels": {"background": 0, "tumour": 2}}, "numbered 0, 1, 2"),
         ({"labels": {"background": "none"}}, "is not as the Decathlon or nnU-Net write it"),
         ({"labels": None}, "is not as the Decathlon or nnU-Net write it"),
@@ -146,6 +166,15 @@ def test_what_is_not_supported_is_said(about: dict[str, Any], told: str, tmp_pat
     nnunet(tmp_path, "a")
     with pytest.raises(DataError, match=rf"dataset\.json.*{told}"):
         open_dataset(describe(tmp_path, NNUNET | about))
+
+
+@pytest.mark.parametrize(
+    "labels", [{"background": 0, "tumour": 1, "ignore": 2}, {"0": "background", "1": "tumour", "255": "ignore"}]
+)
+def test_an_ignore_label_is_no_class(labels: dict[str, Any], tmp_path: Path) -> None:
+    nnunet(tmp_path, "a")
+    dataset = open_dataset(describe(tmp_path, NNUNET | {"labels": labels}))
+    assert (dataset.classes, dataset.ignore) == (("background", "tumour"), 2 if "ignore" in labels else 255)
 
 
 def test_a_description_that_is_no_json(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from polydice.data.cases import DataError
+from polydice.data.files import read_mask
 from polydice.data.readers import open_dataset
 from tests.data import write
 
@@ -61,20 +62,6 @@ def test_classes_can_be_named(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
-def test_groups_can_be_given(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, {"a": labels(0, 1), "b": labels(0, 1), "c": labels(0, 1)})
-    (folder / "groups.csv").write_text("case,group\na,anna\nb,anna\nx,paul\n")
-    dataset = open_dataset(folder)
-    assert [case.group for case in dataset.cases] == ["anna", "anna", "c"]
-    assert [finding.what for finding in dataset.findings] == [
-        "gives a group to x, which is no case",
-        "gives no group to c",
-    ]
-    (folder / "groups.csv").write_text("name,patient\na,anna\n")
-    with pytest.raises(DataError, match="columns case and group"):
-        open_dataset(folder)
-
-
 def test_volumes(tmp_path: Path) -> None:
     scan = NUMBERS.normal(size=(3, 6, 8)).astype(np.float32)
     write.volume(tmp_path / "images" / "a.nii.gz", scan, spacing=(5, 1, 1))
@@ -98,3 +85,88 @@ def test_what_cannot_be_read_is_left_to_the_check(tmp_path: Path) -> None:
         (folder / name).write_bytes(b"")
     dataset = open_dataset(folder)
     assert (len(dataset.cases), len(dataset.classes), dataset.intensity) == (2, 3, "colour")
+
+
+def vessels(folder: Path, ending: str) -> Path:
+    """As sets of retinal vessels are laid out: the field of view in mask/, the truth beside it."""
+    for number in range(21, 25):
+        write.picture(folder / "images" / f"{number}_training.tif", PHOTO)
+        write.picture(folder / "mask" / f"{number}_training_mask.{ending}", labels(0, 255, 255))
+        write.picture(folder / "1st_manual" / f"{number}_manual1.{ending}", labels(0, 0, 0, 255))
+        write.picture(folder / "preview" / f"{number}_training.png", PHOTO)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["png", "gif"])
+def test_a_rival_of_the_masks_is_asked_about(ending: str, tmp_path: Path) -> None:
+    """Whatever their files are; a preview, which is coloured, is none."""
+    folder = vessels(tmp_path, ending)
+    with pytest.raises(DataError, match=r"2 folders that fit the images: mask, 1st_manual.* --masks NAME"):
+        open_dataset(folder)
+
+
+def test_the_masks_can_be_chosen(tmp_path: Path) -> None:
+    """The names begin with the same numbers, and that is all they share."""
+    folder = vessels(tmp_path, "png")
+    share = {}
+    for masks in ("1st_manual", "MASK"):
+        dataset = open_dataset(folder, masks=masks)
+        assert (len(dataset.cases), dataset.findings) == (4, ())
+        share[masks] = np.mean([dataset.read(case).labels.mean() for case in dataset.cases])
+    assert share == {"1st_manual": 0.25, "MASK": pytest.approx(2 / 3)}
+    with pytest.raises(
+        DataError, match="no folder 'truth' for --masks; beside images it has 1st_manual, mask, preview"
+    ):
+        open_dataset(folder, masks="truth")
+
+
+def test_a_folder_that_fits_fewer_images_is_no_rival(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"a": labels(0, 1), "b": labels(0, 1)})
+    write.picture(folder / "second reader" / "a.png", labels(0, 1))
+    assert len(open_dataset(folder).cases) == 2
+
+
+VOID = np.repeat(np.repeat(labels(0, 0, 1, 255, 255, 255, 255, 255), 4, axis=0), 4, axis=1)
+
+
+@pytest.mark.parametrize("others", [{}, {"b": labels(0, 1)}, {"b": labels(0, 255)}])
+def test_a_void_is_neither_foreground_nor_cut_away(others: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """Labels 0, 1 and 255: more void than class, and it must not become the class."""
+    folder = folder_of(tmp_path, {"a": VOID, **others})
+    dataset = open_dataset(folder)
+    assert len(dataset.classes) == 2
+    np.testing.assert_array_equal(dataset.read(dataset.cases[0]).labels, VOID)
+    ignoring = open_dataset(folder, ignore=255)
+    assert (ignoring.classes, ignoring.ignore) == (("background", "class 1"), 255)
+    for case in ignoring.cases:
+        np.testing.assert_array_equal(ignoring.read(case).labels, read_mask(case.masks[0]))
+
+
+def test_many_classes_and_a_void(tmp_path: Path) -> None:
+    assert len(open_dataset(folder_of(tmp_path, {"a": labels(0, 1, 2, 3, 255)}), ignore=255).classes) == 4
+
+
+def numbered(*counts: int) -> dict[str, np.ndarray]:
+    return {f"{place}": labels(*range(count + 1)) for place, count in enumerate(counts)}
+
+
+def test_masks_that_number_objects_are_no_classes(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, numbered(3, 16, 7, 5))
+    (finding,) = open_dataset(folder).findings
+    assert (finding.level, finding.where) == ("error", "the whole set")
+    assert "number objects, not classes (1 to 16, and each mask its own count)" in finding.what
+    (folder / "classes.txt").write_text("".join(f"class {label}\n" for label in range(17)))
+    assert open_dataset(folder).findings == ()
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        numbered(6, 6, 6, 6),
+        {"a": labels(0, 1, 2, 3, 4, 5, 6), "b": labels(0, 2, 5), "c": labels(0, 4), "d": labels(0, 1, 2)},
+        numbered(1, 2, 3, 4),
+    ],
+)
+def test_classes_are_no_numbers_of_objects(masks: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """All in every mask, some of them in each, or few."""
+    assert open_dataset(folder_of(tmp_path, masks)).findings == ()

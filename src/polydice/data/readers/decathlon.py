@@ -6,6 +6,7 @@ file for each channel, CASE_0000 and so on. Version 2 has no list.
 
 import json
 import re
+from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from polydice.data.files import UnreadableFile, ending, read_image, read_mask, s
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
 CHANNEL = re.compile(r"(.+)_\d{4}")
+OUTSIDE = "is listed in dataset.json, but lies outside its folder, and is not read: copy it into the folder"
+LINK = "is a link to a file outside the folder"  # which somebody has put there, as in a set that shares its files
 COLOURS = {"r", "g", "b", "red", "green", "blue", "rgb", "rgb_to_0_1", "colour", "color", "photo"}
 
 
@@ -25,7 +28,7 @@ def find_decathlon(folder: Path) -> Dataset | None:
         return None
     try:
         about = json.loads(description.read_text(encoding="utf-8-sig"))
-        classes = _classes(about["labels"])
+        classes, ignore = _classes(about["labels"])
         channels = [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
         listed = [(folder / case["image"], folder / case["label"]) for case in about.get("training", ())]
     except DataError as problem:
@@ -38,7 +41,9 @@ def find_decathlon(folder: Path) -> Dataset | None:
         what = f"mixes CT with other channels ({', '.join(channels)}): all are scaled by their minimum and maximum"
         findings.append(warning(folder, description, what))
     name = str(about.get("name") or folder.resolve().name)
-    return Dataset(name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings))
+    return Dataset(
+        name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore
+    )  # fmt: skip
 
 
 def read_channels(case: Case) -> Sample:
@@ -52,18 +57,19 @@ def read_channels(case: Case) -> Sample:
     return Sample(np.concatenate([image for image, _ in images]), read_mask(case.masks[0]), spacing)
 
 
-def _classes(labels: dict[str, Any]) -> tuple[str, ...]:
-    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does."""
+def _classes(labels: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does, and the
+    number that is called "ignore"."""
     for name, number in labels.items():
         if isinstance(number, list):
             raise DataError(f"{name!r} is a region, {number}: regions overlap, but here a pixel has one label")
-        if name == "ignore":
-            raise DataError("an ignore label is not supported: a pixel without a label cannot be trained on here")
     numbered = all(map(str.isdecimal, labels))
     names = {int(key if numbered else value): value if numbered else key for key, value in labels.items()}
+    ignore = next((number for number, name in names.items() if name == "ignore"), None)
+    names = {number: name for number, name in names.items() if number != ignore}
     if sorted(names) != list(range(len(names))) or len(names) < 2:
         raise DataError(f"labels must be numbered 0, 1, 2 and so on, at least two: {sorted(names)}")
-    return tuple(str(names[number]) for number in sorted(names))
+    return tuple(str(names[number]) for number in sorted(names)), ignore
 
 
 def _intensity(channels: list[str]) -> Intensity:
@@ -79,13 +85,16 @@ def _cases(
     if colour and not any(stem(path).endswith("_0001") for path in files):
         channels = 1  # a colour picture is one file, whatever dataset.json calls its channels
     why = "dataset.json lists it" if listed else "other files of its case are"
-    cases, findings, used = [], [], set()
+    cases, findings, used, home = [], [], set(), folder.resolve()
     for image, mask in listed or _on_disk(images, masks):
         needed = _parts(image, channels)
         used |= {*needed, mask}
-        missing = [path for path in (*needed, mask) if not path.exists()]
+        away = [path for path in (*needed, mask) if listed and not path.resolve().is_relative_to(home)]
+        outside = [path for path in away if not Path(abspath(path)).is_relative_to(abspath(folder))]
+        findings += [error(folder, path, OUTSIDE) if path in outside else warning(folder, path, LINK) for path in away]
+        missing = [path for path in (*needed, mask) if path not in outside and not path.exists()]
         findings += [error(folder, path, f"is not there, but {why}") for path in missing]
-        if not missing:
+        if not missing and not outside:
             cases.append(Case(stem(mask), stem(mask), needed, (mask,)))
     extra = "is not listed in dataset.json" if listed else "is no channel that dataset.json names"
     findings += [error(folder, path, extra) for path in sorted(files - used)]

@@ -1,13 +1,22 @@
 """What the readers share: what a layout is, finding folders and files, pairing images with masks."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 from polydice.data.cases import Case, Dataset, Finding
-from polydice.data.files import ARCHIVES, PICTURES, VOLUMES, below, ending
+from polydice.data.files import ARCHIVES, PICTURES, UNREAD, VOLUMES, below, ending
 
 IMAGES = PICTURES + VOLUMES + ARCHIVES
+NO_MASK, NO_IMAGE, TWICE = "has no mask", "has no image", "belongs to the same case as"
+# In what two names can differ that people take for the same, from the least to the most.
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "in how an accent is stored (composed or decomposed)": lambda name: normalize("NFC", name),
+    "in upper and lower case": lambda name: normalize("NFC", name).casefold(),
+    "in _, - and spaces": lambda name: re.sub(r"[_\-\s]+", " ", normalize("NFC", name).casefold()),
+}
 
 
 class Layout(NamedTuple):
@@ -50,33 +59,57 @@ def warning(folder: Path, path: Path, what: str) -> Finding:
 
 
 class Files(NamedTuple):
-    """Files by the case they belong to, and what is wrong with the others."""
+    """Files by the case they belong to, what is wrong with the others, and the cases that have more than one."""
 
     of: dict[str, Path]
     findings: list[Finding]
+    twice: set[str]
 
 
 def by_case(folder: Path, paths: Iterable[Path], case: Callable[[Path], str | None], expected: str) -> Files:
     """`case` tells the case from a file's path, or None for one that is not as `expected`."""
-    files = Files({}, [])
+    files = Files({}, [], set())
     for path in paths:
         name = case(path)
         if name is None:
-            report = error if ending(path) in IMAGES else warning
-            files.findings.append(report(folder, path, f"is not read: {expected} is expected here"))
+            kind = ending(path)
+            report = error if kind in (*IMAGES, *UNREAD) else warning
+            todo = f"; {UNREAD[kind]}" if kind in UNREAD else ""
+            files.findings.append(report(folder, path, f"is not read: {expected} is expected here{todo}"))
         elif name in files.of:
-            what = f"belongs to the same case as {files.of[name].name}: which one is meant?"
-            files.findings.append(error(folder, path, what))
+            files.findings.append(error(folder, path, f"{TWICE} {files.of[name].name}: which one is meant?"))
+            files.twice.add(name)
         else:
             files.of[name] = path
     return files
 
 
 def pair_up(folder: Path, images: Files, masks: Files, group: Callable[[str], str]) -> tuple[list[Case], list[Finding]]:
-    """The cases that have an image and a mask, and everything there is to say about the others."""
+    """The cases that have one image and one mask, and everything there is to say about the others."""
     names = sorted(images.of.keys() | masks.of.keys())
-    alone = [error(folder, images.of[name], "has no mask") for name in names if name not in masks.of]
-    alone += [error(folder, masks.of[name], "has no image") for name in names if name not in images.of]
-    both = [name for name in names if name in images.of and name in masks.of]
-    cases = [Case(name, group(name), (images.of[name],), (masks.of[name],)) for name in both]
-    return cases, images.findings + masks.findings + alone
+    alone = [name for name in names if name not in masks.of], [name for name in names if name not in images.of]
+    findings = images.findings + masks.findings
+    findings += _without(folder, NO_MASK, alone[0], images, alone[1], masks)
+    findings += _without(folder, NO_IMAGE, alone[1], masks, alone[0], images)
+    both = [name for name in names if name in images.of and name in masks.of and name not in images.twice | masks.twice]
+    return [Case(name, group(name), (images.of[name],), (masks.of[name],)) for name in both], findings
+
+
+def _without(
+    folder: Path, what: str, alone: Sequence[str], files: Files, others: Sequence[str], other_files: Files
+) -> list[Finding]:
+    """Files without a partner; if another one's name is the same but for its spelling, that is said."""
+    nearly: dict[str, str] = {}
+    for how, plain in SPELLINGS.items():
+        known = {plain(name): name for name in others}
+        for name in alone:
+            if plain(name) in known:
+                other = below(folder, other_files.of[known[plain(name)]])
+                nearly.setdefault(name, f", but one differs only {how}: rename one of them ({other})")
+    return [error(folder, files.of[name], what + nearly.get(name, "")) for name in alone]
+
+
+def incomplete(findings: Iterable[Finding]) -> int:
+    """How many cases have an image or a mask alone, or several: an image and a mask that miss each other are one."""
+    kinds = [next((kind for kind in (NO_MASK, NO_IMAGE, TWICE) if each.what.startswith(kind)), "") for each in findings]
+    return max(kinds.count(NO_MASK), kinds.count(NO_IMAGE)) + kinds.count(TWICE)
