@@ -3,7 +3,7 @@
 An input is an image. Those of a call share the loss, its options, the types and the kind of target; each has its own
 gap between logits, up to 1e4. Counted is what must not come out: a value or gradient that is not finite, a loss below
 0, a value that is not that of float64, any error. Documented is an infinite cross-entropy where the truth has a logit
-of −∞, and that the gradient of probabilities may leave float16.
+of −∞, and that the gradient of probabilities may leave its type.
 """
 
 import argparse
@@ -81,10 +81,10 @@ def draw(rng: random.Random) -> tuple[str, Call]:
     if ignored is not None:
         target = target.masked_fill(torch.rand(target.shape, generator=generator) < rng.choice((0.2, 0.9, 1.0)), 255)
     name, loss = _loss(rng, classes, activation, ignored)
-    scale = 1.0 if dtype == torch.float16 or rng.random() < 0.7 else 2.0**16
-    # Times a large weight, what is 1/ŷ or 16 bits may leave the type.
-    most = 1.0 if activation == "none" or dtype == torch.float16 else 1e6
-    mask = _pixel_mask(rng, generator, labels.shape, most)
+    # What goes as 1/ŷ or has 16 bits may leave its type when it is multiplied.
+    narrow = activation == "none" or dtype == torch.float16
+    scale = 1.0 if narrow or rng.random() < 0.7 else 2.0**16
+    mask = _pixel_mask(rng, generator, labels.shape, 1.0 if narrow else 1e6)
     return name, Call(loss, logits.to(dtype), target, mask, rng.choice((0, eager.SMALL)), scale, infinite)
 
 

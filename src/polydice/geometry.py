@@ -29,7 +29,7 @@ def root(square: Tensor) -> Tensor:
 
 def mismatch(a: Tensor, b: Tensor, smooth: float) -> Tensor:
     """1 − s = (√a − √b)² / (a + b + δ): how far the two volumes differ."""
-    return ratio(_gap_sq(a, b), a + b + smooth)
+    return ratio(_gap_sq(a, b, root(a) * root(b)), a + b + smooth)
 
 
 def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float) -> Tensor:
@@ -40,7 +40,7 @@ def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float) -> Tensor:
     many times r: so the numerator is held between 0 and 2r, where it belongs. Its slope is not.
     """
     r = root(a) * root(b)  # not √(a·b), which may be 0 where neither is
-    twice = e - _gap_sq(a, b)
+    twice = e - _gap_sq(a, b, r)
     held = torch.where(r < VANISHING * e, torch.minimum(twice.clamp(min=0), 2 * r), twice)
     twice = twice + (held - twice).detach()
     return ratio(torch.where(r == 0, 0, twice), 2 * r + smooth)
@@ -53,12 +53,13 @@ def misdirection(a: Tensor, b: Tensor, e: Tensor, intersection: Tensor) -> Tenso
     Not multiplied by s, the form of `misalignment` loses digits where the volumes differ much: there it is 2(r − I).
     """
     r = root(a) * root(b)
-    twice = torch.where(e < r, e - _gap_sq(a, b), 2 * (r - intersection))
+    twice = torch.where(e < r, e - _gap_sq(a, b, r), 2 * (r - intersection))
     return torch.where((a >= TINY) & (b < TINY), 1, ratio(twice, 2 * r))
 
 
-def _gap_sq(a: Tensor, b: Tensor) -> Tensor:
-    return ratio(a - b, root(a) + root(b)).square()  # (√a − √b)²
+def _gap_sq(a: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    gap = a - b
+    return gap * ratio(gap, a + b + 2 * r)  # (√a − √b)²; as a square its slope could be ∞·0
 
 
 def squared_angle(x: Tensor) -> Tensor:
