@@ -99,8 +99,8 @@ def has_foreground(matrices: Tensor) -> bool:
 
 
 def lost_classes(matrices: Tensor) -> list[int]:
-    """The classes that are in the truth of some case and predicted in none: a network has collapsed there. One that sees
-    foreground everywhere has lost the background.
+    """The classes that are in the truth of some case and predicted in none: there a network has collapsed. One that
+    sees foreground everywhere has lost the background.
 
     >>> lost_classes(torch.tensor([[[8, 1, 0], [0, 1, 0], [2, 0, 0]]]))
     [2]
