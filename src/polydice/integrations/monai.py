@@ -121,6 +121,8 @@ def _dice_term(loss: Any) -> tuple[float, polydice.DiceLoss]:
 def _region_options(loss: Any) -> dict[str, Any]:
     """The options that MONAI's Dice and Tversky losses share, as ours take them."""
     masked = isinstance(loss, MaskedDiceLoss)  # which applies the activation itself
+    if masked and not hasattr(loss, "pre_softmax"):
+        _refuse(loss, "MONAI before 1.6", "there it masks the logits, before the activation")
     sigmoid, softmax, other = (
         getattr(loss, f"pre_{name}" if masked else name) for name in ("sigmoid", "softmax", "other_act")
     )
