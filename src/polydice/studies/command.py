@@ -130,6 +130,11 @@ def _run(
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
     told = remarks(study)
+    if not json_output:
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        for each in comparisons:
+            print("\n" + terminal(results(each), width))
+            print("".join(fill(row.verdict, width or 120) + "\n" for row in each.rows if row.verdict), flush=True)
     for line in told:
         print(line, file=sys.stderr)
     if json_output:
@@ -138,9 +143,5 @@ def _run(
         }
         print(json.dumps({"study": str(study.folder), "report": str(report), "runs": counts, "remarks": told}))
     else:
-        width = get_terminal_size().columns if sys.stdout.isatty() else None
-        for each in comparisons:
-            print("\n" + terminal(results(each), width))
-            print("".join(fill(row.verdict, width or 120) + "\n" for row in each.rows if row.verdict))
         print(report)
     return 1 if failed else 0
