@@ -31,8 +31,8 @@ BEFORE: dict[str, Any] = {"score": "dice_global"}
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run. The defaults are the paper's but for the score: SGD, 200 epochs, batches of 24 images of 224 x
-    224."""
+    """One training run. The defaults are the paper's (SGD, 200 epochs, batches of 24 images of 224 x 224), except for
+    the score."""
 
     data: Path
     """Folder of the data set."""
