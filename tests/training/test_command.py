@@ -39,7 +39,7 @@ def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytes
     assert said.out.startswith(f"{tmp_path / 'run'}: {told} on 5 test cases (weights of epoch ")
     line = r"loss 0\.\d{4}, dice_foreground 0\.\d{4}, dice_case 0\.\d{4}\n"
     assert re.fullmatch(f"run: epoch 1 of 2, {line}run: epoch 2 of 2, {line}", said.err), "no terminal is here"
-    assert said.out.endswith("; 25 of 25 cases, 25 groups, 2 classes: background, lesion 1\n")
+    assert said.out.splitlines()[0].endswith("; 25 of 25 cases, 25 groups, 2 classes: background, lesion 1")
     train(replace(settings, out=tmp_path / "other"))
     assert ended(tmp_path / "run") == ended(tmp_path / "other")
 
@@ -116,8 +116,8 @@ def test_a_set_with_errors_is_refused_or_trained_on_without_them(
     )
     assert main(["train", *options(replace(settings, skip_errors=True))]) == 0
     said = capsys.readouterr()
-    assert said.err == "set: 21 of 25 cases, 21 groups, 2 classes: background, lesion 1\n"
-    assert said.out.endswith("; 21 of 25 cases, 21 groups, 2 classes: background, lesion 1\n")
+    assert said.err.startswith("set: 21 of 25 cases, 21 groups, 2 classes: background, lesion 1\nrun: epoch 1 of 1, ")
+    assert said.out.splitlines()[0].endswith("; 21 of 25 cases, 21 groups, 2 classes: background, lesion 1")
 
 
 def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

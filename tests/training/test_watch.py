@@ -55,11 +55,12 @@ def test_other_processes_are_silent(tmp_path: Path) -> None:
 def test_without_a_terminal_an_epoch_is_a_line_where_lines_are_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [row(2), row(3, dice_global=0.5, dice_case=None)]
+    rows = [row(2), row(3, dice_foreground=0.5, dice_global=0.7, dice_case=None)]
     for lines, first in ((True, True), (False, True), (True, False)):
         with Watch(settings(tmp_path / "run"), [row(1)], 3, first, lines) as watch:
             watch.show(rows)
-        told = "run: epoch 2 of 4, loss 0.5000\nrun: epoch 3 of 4, loss 0.3333, dice_global 0.5000\n"
+        told = "run: epoch 2 of 4, loss 0.5000\n"
+        told += "run: epoch 3 of 4, loss 0.3333, dice_foreground 0.5000, dice_case not defined\n"
         assert capsys.readouterr().err == (told if lines and first else "")
 
 
