@@ -27,7 +27,8 @@ def copy_bandwidth(effort: Effort) -> float:
 def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
     for provider, loss in candidates:
         figures = _graph_figures if provider.graph else _figures
-        yield provider.name, attempt(partial(figures, loss, logits, target, effort))
+        labels = target.to(torch.uint8) if provider.label_bytes == 1 else target
+        yield provider.name, attempt(partial(figures, loss, logits, labels, effort))
         gc.collect()  # what a failed provider left behind must not count against the next
         torch.cuda.empty_cache()
 

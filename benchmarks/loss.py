@@ -47,12 +47,13 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
     bandwidth = machine.copy_bandwidth(effort)
     sheet = Sheet(bandwidth, machine.device_name(), torch.__version__, _triton_version())
     print(f"{machine.device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.1f} GB/s", flush=True)
+    label_bytes = {each.name: each.label_bytes for each in providers}
     for size in sizes:
         yield sheet.floor(size)
         candidates = [(each, each.make()) for each in providers if each.series or not size.series]
         both: dict[str, float] = {}
         for name, figures in machine.measure(candidates, *size.inputs(device), effort):
-            rows = list(sheet.of(name, size, figures))
+            rows = list(sheet.of(name, size, figures, label_bytes[name]))
             _show(name, size, rows)
             yield from rows
             if not isinstance(figures, str):

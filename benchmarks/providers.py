@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.sizes import LABEL_BYTES
 from polydice import CrossEntropyLoss, PolyDice1Loss
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -24,6 +25,7 @@ class Provider(NamedTuple):
     devices: tuple[str, ...] = ("cpu", "cuda")
     series: bool = True  # whether it is measured in the series too
     graph: bool = False  # whether it is replayed from a CUDA graph
+    label_bytes: int = LABEL_BYTES  # of each label it is given: int64, or 1 for uint8, which peers do not take
 
 
 def _compiled() -> LossFunction:
@@ -80,13 +82,17 @@ PROVIDERS = (
     Provider("polydice fused", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",)),
     Provider("polydice compiled", _compiled, series=False),
     Provider("polydice graph", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), graph=True),
+    Provider("polydice fused, uint8", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), False, label_bytes=1),
+    Provider("polydice graph, uint8", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), False, True, 1),
     Provider("polydice + ce", lambda: _two_terms("eager"), ("cpu",), series=False),
     Provider("polydice + ce", lambda: _two_terms("fused"), ("cuda",), series=False),
+    Provider("polydice + ce graph, uint8", lambda: _two_terms("fused"), ("cuda",), False, True, 1),
     Provider("monai", _monai),
     Provider("nnunet", _nnunet),
     Provider("smp", _smp),
     Provider("kornia", _kornia),
     Provider("cross_entropy", lambda: F.cross_entropy),
+    Provider("cross_entropy graph", lambda: F.cross_entropy, ("cuda",), series=False, graph=True),
 )
 
 

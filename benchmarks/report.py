@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.measure import Figures, Spread
-from benchmarks.sizes import Size
+from benchmarks.sizes import LABEL_BYTES, Size
 
 FLOOR = "floor"
 REFERENCES = ("cross_entropy", "monai", "nnunet")
@@ -42,19 +42,19 @@ class Sheet:
         self.bandwidth = bandwidth
         self.machine = (device, torch, triton)
 
-    def floor_ms(self, size: Size) -> float:
-        return 1e3 * size.floor_bytes / self.bandwidth
+    def floor_ms(self, size: Size, label_bytes: int = LABEL_BYTES) -> float:
+        return 1e3 * size.floor_bytes(label_bytes) / self.bandwidth
 
     def floor(self, size: Size) -> Row:
         note = f"copy at {self.bandwidth / 1e9:.1f} GB/s"
         return self._row(FLOOR, size, "both", "ms", Spread(self.floor_ms(size)), multiple=1, note=note)
 
-    def of(self, name: str, size: Size, figures: Figures | str) -> Iterator[Row]:
+    def of(self, name: str, size: Size, figures: Figures | str, label_bytes: int = LABEL_BYTES) -> Iterator[Row]:
         """A provider's rows; one with the reason where it has no figures."""
         if isinstance(figures, str):
             yield self._row(name, size, "both", "ms", None, note=figures)
             return
-        multiple = figures.both.median / self.floor_ms(size)
+        multiple = figures.both.median / self.floor_ms(size, label_bytes)
         yield self._row(name, size, "forward", "ms", figures.forward, note=figures.note)
         yield self._row(name, size, "backward", "ms", figures.backward, note=figures.note)
         yield self._row(name, size, "both", "ms", figures.both, multiple, figures.note)

@@ -37,10 +37,9 @@ class Size(NamedTuple):
     def logits_bytes(self) -> int:
         return self.pixels * self.classes * DTYPES[self.dtype].itemsize
 
-    @property
-    def floor_bytes(self) -> int:
+    def floor_bytes(self, label_bytes: int = LABEL_BYTES) -> int:
         """What forward and backward must move: logits and labels read in each, the gradient written once."""
-        return 3 * self.logits_bytes + 2 * self.pixels * LABEL_BYTES
+        return 3 * self.logits_bytes + 2 * self.pixels * label_bytes
 
     def inputs(self, device: str) -> tuple[Tensor, Tensor]:
         """Random logits and labels, the same ones every time."""
@@ -74,6 +73,8 @@ def default_sizes(device: str) -> list[Size]:
         Size((2, 14, 128, 128, 128), "bfloat16"),
         Size((2, 118, 128, 128, 128), "bfloat16") if cuda else Size((2, 14, 96, 96, 96)),
     ]
+    if cuda:
+        sizes += [Size((24, 9, 224, 224), dtype), Size((24, 2, 224, 224), dtype), Size((2, 3, 128, 128, 128), dtype)]
     edges = (64, 128, 256, 512) if cuda else (32, 64, 96, 128)
     classes = (2, 4, 8, 16, 32, 64, 118, 256) if cuda else (2, 4, 8, 16, 32)
     sizes += [Size((1, 3, edge, edge, edge), dtype, series=True) for edge in edges]

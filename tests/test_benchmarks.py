@@ -47,7 +47,7 @@ def test_the_training_counts_its_images(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_size_is_read_from_the_command_line() -> None:
     assert parse_size("2x14x128x128x128:bfloat16") == Size((2, 14, 128, 128, 128), "bfloat16")
-    assert parse_size("24x9x224x224").floor_bytes == 24 * 224 * 224 * (3 * 9 * 4 + 2 * 8)
+    assert parse_size("24x9x224x224").floor_bytes() == 24 * 224 * 224 * (3 * 9 * 4 + 2 * 8)
 
 
 @pytest.mark.parametrize("text", ["24x9", "axb", "2x1x8x8", "2x3x8x8:int8"])
