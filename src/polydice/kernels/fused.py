@@ -6,7 +6,6 @@ worked out once and kept: a call makes its key, allocates, and hands over pointe
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.runtime import driver
 
 from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, flatten, sum_dtype
+from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
+from polydice.kernels.tiles import fitting, resident, tile
 from polydice.kernels.triton import pass_backward, pass_forward
 
 KINDS = ("polynomial", "ratio", "overlap", "entropy")
@@ -25,9 +25,6 @@ MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 MOST_PARTIALS = 1 << 14  # that it adds up by itself
 GATHERED = 8192  # of them at a time
 SERIES_TERMS = 16  # of the squared angle, by halves: the rest is below 2^-44 of it
-LAUNCHES_AHEAD = (9, 0)  # the oldest device that starts a kernel before the one before it has ended
-SHARED_MEMORY = 99 * 1024  # of a multiprocessor that does not say: the least of those in use
-INTERPRETED_PROGRAMS = 6  # where there is no device to fill: few, but several
 
 
 class Term(NamedTuple):
@@ -56,37 +53,6 @@ def needed(terms: Sequence[Term], labels: bool, sigmoid: bool) -> tuple[str, ...
     return tuple(name for name in FIELDS if name in found)
 
 
-class Launch:
-    """A kernel with all of its arguments but the tensors, which come first."""
-
-    def __init__(self, kernel: Any, programs: int, numbers: Sequence[int], constants: dict[str, Any],
-                 device: torch.device, **options: int | None) -> None:  # fmt: skip
-        ahead = device.type == "cuda" and torch.cuda.get_device_capability(device) >= LAUNCHES_AHEAD
-        constants = constants | {"AHEAD": ahead}
-        self.kernel, self.grid = kernel, (programs, 1, 1)
-        self.options = {name: value for name, value in options.items() if value} | (
-            {"launch_pdl": True} if ahead else {}
-        )
-        self.numbers, self.constants = tuple(numbers), constants
-        self.rest = (*numbers, *constants.values())
-        self.compiled: dict[tuple[bool, ...], Any] = {}
-
-    def __call__(self, stream: int, *tensors: Tensor) -> None:
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        aligned = tuple([pointer % 16 == 0 for pointer in pointers])
-        ready = self.compiled.get(aligned)
-        if ready is not None:
-            # Past Triton's own argument handling, whose outcome depends on nothing else.
-            ready(*pointers, *self.rest, stream=stream)
-            return
-        ready = self.kernel[self.grid](
-            *(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors),
-            *self.numbers, **self.constants, **self.options,
-        )  # fmt: skip
-        if ready is not None:  # the interpreter compiles nothing
-            self.compiled[aligned] = ready[self.grid]
-
-
 class Pass(NamedTuple):
     """The two launches over the pixels, and the programs that each image has in them."""
 
@@ -110,59 +76,6 @@ class Plan(NamedTuple):
         return loss
 
 
-class Tile(NamedTuple):
-    """So many groups of classes (a power of two each) x pixels; the neighbours that one thread holds; warps, and the
-    stages of loading ahead; programs on a multiprocessor at a time."""
-
-    groups: int
-    classes: int
-    pixels: int
-    vector: int
-    warps: int
-    stages: int
-    resident: int
-    registers: int | None = None  # of a thread at most
-
-
-MOST_GROUPS = 16  # classes that a thread can hold of each of its pixels
-
-
-def tile(classes: int, pixels: int, half: bool, channels_last: bool, backward: bool) -> Tile:
-    """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps, so that a
-    thread holds 64 elements of the tile. `half`: logits of 16 bits."""
-    block = triton.next_power_of_2(classes)
-    if block == classes and 8 <= classes <= MOST_GROUPS and channels_last:  # a pixel's logits are one wide load
-        return Tile(1, block, 128, vector=4, warps=1, stages=2, resident=8)
-    if classes <= MOST_GROUPS:
-        return _few_classes(classes, pixels, half, backward)
-    if block > 256:  # a tile of these classes leaves no room to load ahead
-        return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
-    if block == 32:
-        if backward:
-            return Tile(1, block, 128, vector=8 if half else 4, warps=2, stages=3, resident=6, registers=168)
-        return Tile(1, block, 256, vector=4, warps=4, stages=1, resident=2)
-    if backward and not channels_last:
-        return Tile(1, block, 64, vector=4, warps=block // 32, stages=3, resident=256 // block)
-    return Tile(1, block, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)
-
-
-def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
-    if backward:
-        if classes <= 4:
-            vector, warps, stages, resident = 8 if half else 4, 4, 1, 16
-        elif classes <= 10:
-            vector, warps, stages, resident = 4, 2, 2, 8
-        else:
-            vector, warps, stages, resident = (8, 2, 3, 8) if half else (4, 2, 1, 8)
-    elif classes <= 4:
-        vector, warps, stages, resident = 8 if half and pixels > 1 << 17 else 4, 8, 1, 3
-    elif classes <= 10:
-        vector, warps, stages, resident = 4, 8, 1, 2
-    else:
-        vector, warps, stages, resident = (4, 4, 3, 3) if half else (2, 8, 1, 2)
-    return Tile(classes, 1, 32 * warps * vector, vector, warps, stages, resident)
-
-
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """As `eager.forward`, for CUDA tensors."""
     batch, classes, _ = logits.shape
@@ -171,7 +84,7 @@ def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         return torch.zeros(fields, batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
     launches = _plain_pass(logits, target, mask, options)
     partials = torch.empty((launches.programs, fields, batch, classes), dtype=torch.float32, device=logits.device)
-    with _current(logits.device) as stream:
+    with current_stream(logits.device) as stream:
         launches.forward(stream, logits, target, logits if mask is None else mask, partials)
     return partials.sum(0, dtype=sum_dtype(logits.device))
 
@@ -183,7 +96,7 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
         return result
     launches = _plain_pass(logits, target, mask, options)
     grad = grad.contiguous()
-    with _current(logits.device) as stream:
+    with current_stream(logits.device) as stream:
         launches.backward(stream, grad, grad, logits, target, logits if mask is None else mask, result)
     return result
 
@@ -205,7 +118,7 @@ class FusedLoss(torch.autograd.Function):
             raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
         space = torch.empty(plan.space, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
-        with _current(device) as stream:
+        with current_stream(device) as stream:
             plan.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
             if plan.gather is not None:
                 plan.gather(stream, space)
@@ -222,7 +135,7 @@ class FusedLoss(torch.autograd.Function):
         if ctx.memory != _memory(logits, target, mask):
             return _replanned_backward(ctx.plan, grad, logits, target, mask, space), None, None, None, None
         result = torch.empty_like(logits)
-        with _current(logits.device) as stream:
+        with current_stream(logits.device) as stream:
             ctx.plan.over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
         return result, None, None, None, None
 
@@ -287,27 +200,13 @@ def plan_loss(
     slopes = len(options.want) * batch * classes
     room = slopes + slopes % 2  # float64 numbers begin at even places
     over_pixels = _pass(*flat, options, 3 * room, lump and "cross_entropy" in options.want, scaled=True)
-    many = slopes * over_pixels.programs > MOST_PARTIALS
-    return Plan(
-        over_pixels,
-        _gather(room, slopes, over_pixels.programs, logits.device) if many else None,
-        _tail(
-            room,
-            batch,
-            classes,
-            0 if many else over_pixels.programs,
-            options,
-            terms,
-            mean,
-            over_batch,
-            labels,
-            weighted,
-            logits.device,
-        ),
-        3 * room + slopes * over_pixels.programs,
-        options,
-        labels,
+    programs = over_pixels.programs
+    many = slopes * programs > MOST_PARTIALS
+    gathering = _gather(room, slopes, programs, logits.device) if many else None
+    ending = _tail(
+        room, batch, classes, 0 if many else programs, options, terms, mean, over_batch, labels, weighted, logits.device
     )
+    return Plan(over_pixels, gathering, ending, 3 * room + slopes * programs, options, labels)
 
 
 @lru_cache(maxsize=1024)
@@ -329,8 +228,8 @@ def _launch(
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
     shape = tile(classes, count, logits.dtype.itemsize == 2, logits.strides[1] == 1, backward)
-    block = _fitting(shape, bytes_each, logits.device)
-    programs = min(triton.cdiv(count, block.pixels), max(1, _resident(logits.device, block) // batch))
+    block = fitting(shape, bytes_each, logits.device)
+    programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
         classes, count, batch, programs, options.ignore_index or 0, *logits.strides,
         image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.strides),
@@ -402,36 +301,3 @@ def _tail(
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
     return {name.upper(): want.index(name) if name in want else -1 for name in FIELDS}
-
-
-def _fitting(block: Tile, bytes_each: int, device: torch.device) -> Tile:
-    """Without loading ahead where the device's shared memory does not hold the tiles that wait."""
-    if device.type != "cuda":
-        return block
-    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
-    waiting = (block.stages - 1) * block.groups * block.classes * block.pixels * bytes_each
-    return block if waiting <= 0.9 * room else block._replace(stages=1)
-
-
-def _resident(device: torch.device, block: Tile) -> int:
-    if device.type != "cuda":
-        return INTERPRETED_PROGRAMS
-    return block.resident * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _current(device: torch.device) -> AbstractContextManager[int]:
-    """The stream to launch on. Triton launches on the current device; the tensors may be on another."""
-    if device.type != "cuda":
-        return nullcontext(0)
-    stream = driver.active.get_current_stream(device.index)
-    return nullcontext(stream) if torch.cuda.current_device() == device.index else _Elsewhere(device, stream)
-
-
-class _Elsewhere(torch.cuda.device):
-    def __init__(self, device: torch.device, stream: int) -> None:
-        super().__init__(device)
-        self.stream = stream
-
-    def __enter__(self) -> int:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self.stream

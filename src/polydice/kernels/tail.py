@@ -48,7 +48,7 @@ def _polynomial(
     x_e = tl.where(r == 0, 0.0, _quotient(1.0, 2 * r + smooth))
     twice = e - gap
     held = tl.where(twice < 0, 0.0, tl.where(twice > 2 * r, 2 * r, twice))
-    x = tl.where(r < VANISHING * e, held, twice) * x_e
+    x = tl.where(r < e * VANISHING, held, twice) * x_e
     x_b = -(gap_b + x * root_a * of_root) * x_e
     # The angle is twice that of u = 1 - cos(angle / 2), where its series converges three times as fast:
     # t = 4 * 2 sum (2u)^k / (k^2 binomial(2k, k)); the k-th term is (k-1)^2 / (k (2k-1)) u of the one before.
