@@ -119,10 +119,31 @@ def test_two_recipes_do_not_share_a_folder_silently(
         Path(name, "study.toml").write_text(recipe)
         assert main(["study", f"{name}/study.toml"]) == 2
         said.append(capsys.readouterr().err.splitlines())
+        Path("runs/study/runs/nowhere").mkdir(parents=True, exist_ok=True)  # as if it had begun to train
     no_data = said[0]
     assert said[1] == no_data
     assert said[2][0].startswith("polydice study: runs/study holds a study with another recipe: take another folder")
     assert said[3] == ["runs/study holds a study with another recipe, which this one extends by 6 runs", *no_data]
+
+
+def test_a_study_that_was_refused_can_be_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe of a study that never began is not held against a better one, in the study's own folder or not."""
+    recipe, out = tmp_path / "mine.toml", tmp_path / "s"
+    where = ["--data", str(tmp_path), "--out", str(out), "--cache", str(tmp_path / "cache"), "--jobs", "1"]
+    recipe.write_text(RECIPE.replace(GENERATED, NOWHERE))
+    assert main(["study", str(recipe), *where]) == 2
+    mended = (
+        RECIPE.replace("epochs = 2", "epochs = 1").replace("[-0.2, 0.5]", "[0.5]").replace("seeds = [0]", "seeds = [1]")
+    )
+    (out / "recipe.toml").write_text(mended)
+    (out / "study.json").unlink()
+    assert main(["study", str(out / "recipe.toml"), *where]) == 0
+    assert json.loads((out / "study.json").read_text())["score"] == "dice_foreground"
+    (out / "study.json").write_text("5")
+    assert main(["report", str(out)]) == 2
+    assert "polydice study writes it anew" in capsys.readouterr().err
+    assert main(["study", str(out / "recipe.toml"), *where]) == 0
+    assert json.loads((out / "study.json").read_text())["score"] == "dice_foreground"
 
 
 def test_a_set_with_errors_is_refused_before_anything_is_trained(

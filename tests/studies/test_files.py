@@ -37,12 +37,18 @@ PLACES: tuple[tuple[str | int, ...], ...] = (
     ("dataset",), ("prepared",), ("best_epoch",), ("validation_dice_global",), ("test",), ("test", "dice_global"),
     ("test", "strata"), ("cases",), ("cases", 3), ("cases", 3, "id"), ("cases", 3, "group"), ("cases", 3, "confusion"),
     ("cases", 3, "confusion", 1), ("cases", 3, "confusion", 1, 0), ("versions",), ("versions", "torch"), ("device",),
+    ("settings",), ("settings", "score"), ("test", "lost_classes"), ("test", "predicts_nothing"), ("used",),
+    ("used", "cases"), ("used", "classes"),
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return study_in(tmp_path_factory.mktemp("files"), recipe=RECIPE)
+    made = study_in(tmp_path_factory.mktemp("files"), recipe=RECIPE)
+    for path in made.folder.rglob("result.json"):
+        used = {"cases": 8, "of": 9, "groups": 4, "classes": ["background", "polyp"], "ignore": None}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"used": used}))
+    return made
 
 
 def refused(study: Study, path: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import numpy as np
 
 from polydice.data.cases import DataError
-from polydice.training.config import CountingScore
+from polydice.training.config import BEFORE, CountingScore
 from polydice.training.scoring import completed, validation
 from polydice.values import Count, NotNegative, Range, check
 
@@ -41,6 +41,8 @@ class Stratum(TypedDict, total=False):
 class Scores(TypedDict):
     dice_foreground: NotRequired[Share | None]
     dice_global: Share
+    predicts_nothing: NotRequired[bool]
+    lost_classes: NotRequired[list[str]]
     strata: dict[str, Stratum]
 
 
@@ -52,6 +54,22 @@ class Case(TypedDict):
 
 class Last(TypedDict, total=False):
     test: Scores
+
+
+class Chosen(TypedDict, total=False):
+    """The settings of a run, as far as a report reads them."""
+
+    score: CountingScore
+
+
+class Used(TypedDict):
+    """What a run was trained on."""
+
+    cases: Count
+    of: Count
+    groups: Count
+    classes: list[str]
+    ignore: int | None
 
 
 class Result(TypedDict):
@@ -66,12 +84,23 @@ class Result(TypedDict):
     cases: list[Case]
     versions: dict[str, str]
     device: str
+    settings: NotRequired[Chosen]
+    used: NotRequired[Used]
     last: NotRequired[Last]
 
 
 def read_where(path: Path) -> Where:
     where: Where = _read(path, path.read_bytes(), Where, "polydice study writes it anew")
     return where
+
+
+def read_score(path: Path) -> CountingScore:
+    """By which the weights of a run were chosen, from its settings.json or its result.json."""
+    found = _read(path, path.read_bytes(), dict[str, Any], "remove the run's folder and train it again")
+    settings = found.get("settings", found)
+    _check(path, settings, Chosen, "remove the run's folder and train it again")
+    score: CountingScore = (BEFORE | settings)["score"]
+    return score
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
-from polydice.studies.files import read_history, read_result, read_where
+from polydice.studies.files import Where, read_history, read_result, read_score, read_where
 from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, read, slug
 from polydice.training.checkpoint import write_text
-from polydice.training.config import BEFORE, CountingScore, Settings
+from polydice.training.config import CountingScore, Settings
 
 State = Literal["done", "failed", "waiting", "no data"]
 
@@ -99,11 +99,14 @@ class Study:
 
 def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_errors: bool = False) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
-    has more losses, seeds, folds or data sets than before."""
-    kept = folder / "recipe.toml"
-    score = _score(folder) if kept.exists() else "dice_foreground"
+    has more losses, seeds, folds or data sets than before. One that has not begun to train is made anew."""
+    kept, place = folder / "recipe.toml", folder / "study.json"
+    try:
+        score = _score(folder, read_where(place))
+    except (OSError, DataError):  # it is not there, or damaged, and is written below
+        score = _score(folder, {})
     wanted = read(recipe, score)
-    before = read(kept, score) if kept.exists() else None
+    before = read(kept, score) if kept.exists() and any(folder.glob("runs/*")) else None
     if before is not None and not wanted.extends(before):
         raise RecipeError(
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
@@ -112,10 +115,11 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_error
     if before not in (None, wanted):
         count = len({*wanted.runs()} - {*before.runs()})
         print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
-    if before != wanted:
-        write_text(kept, _text(recipe))
+    text = _text(recipe)  # which may be the very file that is written
     where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
-    write_text(folder / "study.json", json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
+    write_text(place, json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
+    if before != wanted:
+        write_text(kept, text)
     return open_study(folder)
 
 
@@ -125,7 +129,7 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    recipe = read(folder / "recipe.toml", _score(folder))
+    recipe = read(folder / "recipe.toml", _score(folder, where))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
     against = None if baseline == recipe.baseline else baseline
@@ -134,12 +138,14 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
     return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against, skip_errors)
 
 
-def _score(folder: Path) -> CountingScore:
-    """What counts in a study whose recipe does not say it: in one that does not know of other scores, the only one that
-    there was. So it means what it meant, and what is added to it is trained as the rest was."""
-    path = folder / "study.json"
-    found: CountingScore = BEFORE["score"]
-    return read_where(path).get("score", found) if path.exists() else found
+def _score(folder: Path, where: Where | dict[str, Any]) -> CountingScore:
+    """What counts in a study whose recipe does not say it: what its study.json says, or else what its runs were trained
+    by, which was the paper's score when there was no other. So it means what it meant, and what is added to it is
+    trained as the rest was."""
+    if "score" in where:
+        return where["score"]
+    begun = next(folder.glob("runs/**/settings.json"), None) or next(folder.glob("runs/**/result.json"), None)
+    return "dice_foreground" if begun is None else read_score(begun)
 
 
 def _text(recipe: str | Path) -> str:
