@@ -75,6 +75,11 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], problem: str) -> None:
         replace(SETTINGS, **given)
 
 
+def test_momentum_beyond_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum must be at most 1: 2"):
+        replace(SETTINGS, momentum=2.0)
+
+
 def test_a_path_may_be_given_as_text() -> None:
     given = Settings(data="data", out="out", cache="c", model="transunet", pretrained="a.npz")  # type: ignore[arg-type]
     assert (given.data, given.out, given.cache, given.pretrained) == tuple(map(Path, ("data", "out", "c", "a.npz")))

@@ -50,7 +50,10 @@ def test_spaces_brackets_and_products_are_free(text: str) -> None:
     [
         ("", "loss '' is no expression: invalid syntax"),
         ("DiceLoss(", r"loss 'DiceLoss\(' is no expression: '\(' was never closed"),
-        ("Dice()", r"loss 'Dice\(\)': 'Dice\(\)' is neither a number or text nor one of CrossEntropyLoss, DiceLoss, "),
+        (
+            "Vector()",
+            r"loss 'Vector\(\)': 'Vector\(\)' is neither a number or text nor one of CrossEntropyLoss, DiceLoss, ",
+        ),
         ("DiceLoss", "loss 'DiceLoss': 'DiceLoss' is neither"),
         ("polydice.DiceLoss()", r"'polydice.DiceLoss\(\)' is neither"),
         ("__import__('os').system('touch x')", "is neither"),
@@ -79,3 +82,8 @@ def test_what_is_not_a_loss_is_refused_and_shown(text: str, problem: str) -> Non
         parse_loss(text)
     assert "\n" not in str(caught.value)
     assert "object at 0x" not in str(caught.value)
+
+
+def test_a_near_name_is_suggested() -> None:
+    with pytest.raises(ValueError, match=r"DiceLos is none of the losses; did you mean DiceLoss\?"):
+        parse_loss("DiceLos() + CrossEntropyLoss()")

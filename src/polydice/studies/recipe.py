@@ -152,7 +152,8 @@ def read(name: str | Path, score: CountingScore = "dice_foreground") -> Recipe:
     try:
         return parse(path.read_text(encoding="utf-8"), score)
     except FileNotFoundError:
-        known = ", ".join(packaged())
+        near = meant(str(name), packaged())
+        known = ", ".join(packaged()) + (f"; did you mean {near}?" if near else "")
         raise RecipeError(f"{name} is neither a file nor one of the packaged recipes: {known}") from None
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path}: {error}") from error
@@ -201,7 +202,7 @@ def slug(text: str) -> str:
     """A name for a folder, and for nothing above or below it: `PolyDice-1, ε` becomes `polydice-1-e`."""
     signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
     name = re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
-    if not name.strip(".") or len(name) > LONGEST_NAME:
+    if not text.strip() or not name.strip(".") or len(name) > LONGEST_NAME:
         raise RecipeError(f"{text!r} cannot name a folder: take a name with a letter, of {LONGEST_NAME} at most")
     return name
 

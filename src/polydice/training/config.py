@@ -97,7 +97,7 @@ class Settings:
     """Learning rate of the first step; it falls to 0 by the last."""
     power: NotNegative = 0.9
     """The rate falls as (1 - step/steps)^power."""
-    momentum: NotNegative = 0.9
+    momentum: Annotated[float, Range(0, 1)] = 0.9
     """Of SGD."""
     decay: NotNegative = 1e-4
     """Weight decay."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import polydice
 from polydice.base import Loss, LossSum
+from polydice.suggest import meant
 
 LOSSES: dict[str, type[Loss]] = {
     name: getattr(polydice, name) for name in polydice.__all__ if name.endswith("Loss")
@@ -38,6 +39,8 @@ def _value(node: ast.expr, options: dict[str, Any]) -> Any:
         case ast.Call(ast.Name(name), given, named) if name in LOSSES:
             words = options | {word.arg or "**": _literal(word.value) for word in named}
             return LOSSES[name](*map(_literal, given), **words)
+        case ast.Call(ast.Name(name)) if near := meant(name, LOSSES):
+            raise ValueError(f"{name} is none of the losses; did you mean {near}?")
         case _:
             return _literal(node)
 
