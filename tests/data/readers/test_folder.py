@@ -142,6 +142,20 @@ def test_a_void_is_neither_foreground_nor_cut_away(others: dict[str, np.ndarray]
         np.testing.assert_array_equal(ignoring.read(case).labels, read_mask(case.masks[0]))
 
 
+@pytest.mark.parametrize("ignore", [128, 300, -1])
+def test_a_void_in_black_and_white_masks(ignore: int, tmp_path: Path) -> None:
+    """Black and white stay two classes, whether the void occurs or not."""
+    masks = {"a": labels(0, 255, 255), "b": labels(255, 0)}
+    if ignore == 128:
+        masks |= {"b": np.repeat(labels(0, 128, 255, 255), 8, axis=0), "c": labels(128)}
+    dataset = open_dataset(folder_of(tmp_path, masks), ignore=ignore)
+    assert (dataset.classes, dataset.ignore) == (("background", "foreground"), ignore)
+    for case in dataset.cases:
+        expected = np.where(masks[case.id] == 255, 1, masks[case.id])
+        np.testing.assert_array_equal(dataset.read(case).labels, expected)
+        assert dataset.read(case).remark == ""
+
+
 def test_many_classes_and_a_void(tmp_path: Path) -> None:
     assert len(open_dataset(folder_of(tmp_path, {"a": labels(0, 1, 2, 3, 255)}), ignore=255).classes) == 4
 
