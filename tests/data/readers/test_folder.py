@@ -184,3 +184,14 @@ def test_masks_that_number_objects_are_no_classes(tmp_path: Path) -> None:
 def test_classes_are_no_numbers_of_objects(masks: dict[str, np.ndarray], tmp_path: Path) -> None:
     """All in every mask, some of them in each, or few."""
     assert open_dataset(folder_of(tmp_path, masks)).findings == ()
+
+
+def test_many_classes_without_names_may_be_objects(tmp_path: Path) -> None:
+    """The same number of objects in every mask tells nothing."""
+    assert open_dataset(folder_of(tmp_path / "8", numbered(*[8] * 4))).findings == ()
+    folder = folder_of(tmp_path / "16", numbered(*[16] * 10))
+    (finding,) = open_dataset(folder).findings
+    assert (finding.level, finding.where) == ("warning", "the whole set")
+    assert "has 16 classes without names: if they number objects" in finding.what
+    (folder / "classes.txt").write_text("".join(f"organ {label}\n" for label in range(17)))
+    assert open_dataset(folder).findings == ()
