@@ -190,9 +190,37 @@ def test_a_set_without_cases_or_foreground_is_an_error(tmp_path: Path) -> None:
     pictures(tmp_path / "empty", "ab", np.zeros((4, 6), np.uint8))
     assert of_the_whole(tmp_path / "empty") == [("error", "has no foreground: every mask is empty")]
     pictures(tmp_path / "white", "ab", np.full((4, 6), 255, np.uint8))
-    assert of_the_whole(tmp_path / "white", ignore=255) == [("error", "has no foreground: every mask is empty")]
+    void = ("error", "has no foreground: no pixel has the label of a class")
+    assert of_the_whole(tmp_path / "white", ignore=255) == [void]
     (pictures(tmp_path / "none", "a") / "masks" / "a.png").rename(tmp_path / "none" / "masks" / "b.png")
     assert of_the_whole(tmp_path / "none") == [("error", "has no case: no image has a mask that belongs to it")]
+
+
+@pytest.mark.parametrize("white", [255, 1])
+def test_masks_of_one_value_are_foreground_only(white: int, tmp_path: Path) -> None:
+    """One finding if all are, and none that says otherwise."""
+    folder = pictures(tmp_path, "ab", np.full((4, 6), white, np.uint8))
+    told = "has no background: every mask is foreground only, so there is nothing to learn"
+    assert check(open_dataset(folder)).findings == [("error", "the whole set", told)]
+    pictures(folder, "cd", np.eye(4, 6, dtype=np.uint8) * 255)
+    assert check(open_dataset(folder)).findings == [
+        ("warning", f"masks/{name}.png", "has no background: foreground only") for name in "ab"
+    ]
+
+
+def test_a_mask_that_is_all_void_is_not_background(tmp_path: Path) -> None:
+    pictures(tmp_path, "a", np.full((4, 6), 255, np.uint8))
+    findings = check(open_dataset(pictures(tmp_path, "bc"), ignore=255)).findings
+    assert findings == [("warning", "masks/a.png", "is void only: no pixel has a label")]
+
+
+def test_more_classes_than_can_be_trained_are_an_error(tmp_path: Path) -> None:
+    for classes, expected in ((254, []), (255, ["error"])):
+        mask = np.arange(classes + 1, dtype=np.uint16).reshape(1, -1)
+        for part in ("images", "masks"):
+            write.picture(tmp_path / f"{classes}" / part / "a.png", mask)
+        (tmp_path / f"{classes}" / "classes.txt").write_text("".join(f"{label}\n" for label in range(classes + 1)))
+        assert [level for level, _ in of_the_whole(tmp_path / f"{classes}")] == expected
 
 
 def test_patients_in_the_names_are_noticed(tmp_path: Path) -> None:

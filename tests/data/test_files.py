@@ -1,5 +1,6 @@
 import gzip
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polydice.data.files import UnreadableFile, picture_remarks, read_archive, read_image, read_mask, tally
+from polydice.data.files import UnreadableFile, _unzipped, picture_remarks, read_archive, read_image, read_mask, tally
 from tests.data import write
 
 NUMBERS = np.random.default_rng(0)
@@ -151,6 +152,28 @@ def test_a_file_that_grows_without_bound_is_refused(tmp_path: Path) -> None:
         file.create_dataset("image", (20_000, 20_000, 20_000), np.uint8, chunks=True, compression="gzip")
     with pytest.raises(UnreadableFile, match="claims to hold 8000000000000 bytes"):
         read_archive(tmp_path / "claims.h5")
+
+
+def test_a_file_that_would_fill_the_memory_is_refused_unread(tmp_path: Path) -> None:
+    """3.6 GB of one value in 3.6 MB, and a header that tells the truth: no check of its content would refuse it."""
+    claims = nib.Nifti1Image(np.zeros((1, 1, 1), np.float32), np.eye(4)).header
+    claims.set_data_shape((30_000, 30_000, 1))
+    zeros = gzip.compress(bytes(36 << 20))
+    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(claims.binaryblock + bytes(4)) + zeros * 96)
+    tracemalloc.start()
+    with pytest.raises(UnreadableFile, match=r"claims to hold 3600000000 bytes, more than 500 times its own"):
+        read_image(tmp_path / "bomb.nii.gz")
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
+def test_unzipping_takes_one_copy(tmp_path: Path) -> None:
+    path = write.volume(tmp_path / "a.nii.gz", np.zeros((32, 1024, 1024), np.uint8))
+    tracemalloc.start()
+    content = _unzipped(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.3 * len(content)
 
 
 def test_complex_numbers_are_no_image(tmp_path: Path) -> None:

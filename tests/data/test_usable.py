@@ -79,6 +79,17 @@ def test_errors_are_refused_with_the_command_and_the_way_on(tmp_path: Path) -> N
     ]
 
 
+def test_black_and_white_masks_with_a_void_are_prepared(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "set", 3)
+    mask = np.array([[0, 0, 0, 0, 128, 128, 255, 255]] * 8, np.uint8)
+    for number in range(3):
+        write.picture(folder / "images" / f"{number}.png", NUMBERS.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        write.picture(folder / "masks" / f"{number}.png", mask)
+    _, prepared = usable(open_dataset(folder, ignore=128), SMALL, tmp_path / "cache")
+    expected = np.select([mask == 128, mask == 255], [255, 1], 0)
+    np.testing.assert_array_equal(prepared.item(0)[1], expected)
+
+
 def test_errors_are_left_out_and_remembered(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "set", 6)
     write.picture(folder / "masks" / "1.png", np.where(MASK > 0, 7, 0).astype(np.uint8))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from polydice.data.cases import WHOLE, Case, Dataset, Finding, Sample
+from polydice.data.cases import VOID, WHOLE, Case, Dataset, Finding, Sample
 from polydice.data.files import (
     ARCHIVES,
     PICTURES,
@@ -33,6 +33,8 @@ from polydice.data.parallel import cores
 ALIKE = 20  # so many rows of the same kind and more become one
 VOIDS = (255, -1, 65535)  # what people write where there is no label
 NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
+EMPTY, FULL = "is empty: background only", "has no background: foreground only"
+VOID_ONLY = "is void only: no pixel has a label"
 DARK = 6  # times the 99th percentile: all volumes of ACDC and Hippocampus have less than 5, but for one patient's
 
 
@@ -67,6 +69,8 @@ def conclude(dataset: Dataset, looks: Iterable[Look]) -> Checked:
         findings += found
         facts += about
     facts.sort(key=lambda about: about.case.id)
+    if _full(dataset, facts):  # said once, of the whole set
+        findings = [finding for finding in findings if finding.what != FULL]
     findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts), *_together(dataset, facts)]
     return Checked(sorted(set(findings)), facts)
 
@@ -154,9 +158,9 @@ def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
             findings.append(Finding("error", _name(dataset, (path,), case), _outside(outside, classes)))
     known = tuple(pixels[label] for label in range(classes))
     if not any(known[1:]) and len(pixels.keys() - {0, dataset.ignore}) == 0:
-        findings.append(Finding("warning", mask_name, "is empty: background only"))
-    elif not known[0]:
-        findings.append(Finding("warning", mask_name, "has no background: foreground only"))
+        findings.append(Finding("warning", mask_name, EMPTY if known[0] else VOID_ONLY))
+    elif any(known[1:]) and not known[0]:
+        findings.append(Finding("warning", mask_name, FULL))
     if remark:
         findings.append(Finding("warning", mask_name, remark))
     if all(channel.min() == channel.max() for channel in image):
@@ -256,9 +260,21 @@ def _together(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
     if not dataset.cases:
         yield Finding("error", WHOLE, "has no case: no image has a mask that belongs to it")
     elif facts and not any(any(about.pixels[1:]) for about in facts):
-        yield Finding("error", WHOLE, "has no foreground: every mask is empty")
+        empty = any(about.pixels[0] for about in facts)
+        why = "every mask is empty" if empty else "no pixel has the label of a class"
+        yield Finding("error", WHOLE, f"has no foreground: {why}")
+    elif _full(dataset, facts):
+        yield Finding("error", WHOLE, "has no background: every mask is foreground only, so there is nothing to learn")
+    if len(dataset.classes) > VOID:
+        what = f"has {len(dataset.classes) - 1} classes beside the background, where at most {VOID - 1} can be trained"
+        yield Finding("error", WHOLE, f"{what}: if they number objects, make every number above 0 a 1")
     if dataset.groups == len(dataset.cases) and (told := _names_of_groups(dataset)):
         yield Finding("warning", WHOLE, told)
+
+
+def _full(dataset: Dataset, facts: Sequence[Facts]) -> bool:
+    """Whether all masks have nothing but the one foreground. Of several classes, the background may be unused."""
+    return len(dataset.classes) == 2 and bool(facts) and not any(about.pixels[0] for about in facts)
 
 
 def _names_of_groups(dataset: Dataset) -> str:

@@ -39,6 +39,8 @@ UNREAD = {
     **dict.fromkeys((".dcm", ".mha", ".mhd", ".nrrd"), "convert it to NIfTI"),
 }
 LARGEST = 2**33  # bytes of an array that is stored compressed: far above any scan, far below what 8 MB can grow to
+LARGE, GROWTH = 2**30, 500  # what holds more than this does not grow so many times, unless it is made to fill memory
+PIECE = 2**20  # bytes that are unzipped at once
 PADDING = 2**20  # bytes after the last voxel that some programs write
 ORIENTATION = 0x0112  # of EXIF: 1 is upright
 
@@ -179,6 +181,9 @@ def _reason(path: Path, error: Exception) -> str:
 def _bounded(path: Path, size: int) -> int:
     if not 0 <= size <= LARGEST:
         raise UnreadableFile(path, f"claims to hold {size} bytes, where at most {LARGEST} are read")
+    if size > max(LARGE, GROWTH * path.stat().st_size):
+        what = f"claims to hold {size} bytes, more than {GROWTH} times its own: is not read, as it may fill the memory"
+        raise UnreadableFile(path, f"{what} (if it is sound, save it uncompressed)")
     return size
 
 
@@ -251,10 +256,13 @@ def _unzipped(path: Path) -> bytes:
         voxels = math.prod(header.get_data_shape()) * header.get_data_dtype().itemsize
         most = _bounded(path, int(header.get_data_offset()) + voxels) + PADDING
         file.seek(0)
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise UnreadableFile(path, f"goes on after the {most - PADDING} bytes that its header claims: is not read")
-    return content
+        content = BytesIO()  # which grows in place, and gives its bytes away without a copy
+        while piece := file.read(PIECE):
+            content.write(piece)
+            if content.tell() > most:
+                what = f"goes on after the {most - PADDING} bytes that its header claims: is not read"
+                raise UnreadableFile(path, what)
+    return content.getvalue()
 
 
 def _real(path: Path, array: Array) -> Array:

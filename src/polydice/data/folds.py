@@ -69,7 +69,7 @@ def _grouped_parts(cases: Sequence[HasGroup], by_id: Sequence[int], folds: int) 
     if len(groups) < folds:
         raise DataError(
             f"{len(groups)} groups (patients, sequences) cannot be spread over {folds} parts: take fewer folds, "
-            f"or how='contiguous' or 'random', which may split a group"
+            'or --split contiguous or random (split = "contiguous" in a recipe), which may split a group'
         )
     parts: list[list[int]] = [[] for _ in range(folds)]
     for group in sorted(groups.values(), key=len, reverse=True):

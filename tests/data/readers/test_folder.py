@@ -142,6 +142,20 @@ def test_a_void_is_neither_foreground_nor_cut_away(others: dict[str, np.ndarray]
         np.testing.assert_array_equal(ignoring.read(case).labels, read_mask(case.masks[0]))
 
 
+@pytest.mark.parametrize("ignore", [128, 300, -1])
+def test_a_void_in_black_and_white_masks(ignore: int, tmp_path: Path) -> None:
+    """Black and white stay two classes, whether the void occurs or not."""
+    masks = {"a": labels(0, 255, 255), "b": labels(255, 0)}
+    if ignore == 128:
+        masks |= {"b": np.repeat(labels(0, 128, 255, 255), 8, axis=0), "c": labels(128)}
+    dataset = open_dataset(folder_of(tmp_path, masks), ignore=ignore)
+    assert (dataset.classes, dataset.ignore) == (("background", "foreground"), ignore)
+    for case in dataset.cases:
+        expected = np.where(masks[case.id] == 255, 1, masks[case.id])
+        np.testing.assert_array_equal(dataset.read(case).labels, expected)
+        assert dataset.read(case).remark == ""
+
+
 def test_many_classes_and_a_void(tmp_path: Path) -> None:
     assert len(open_dataset(folder_of(tmp_path, {"a": labels(0, 1, 2, 3, 255)}), ignore=255).classes) == 4
 
@@ -170,3 +184,14 @@ def test_masks_that_number_objects_are_no_classes(tmp_path: Path) -> None:
 def test_classes_are_no_numbers_of_objects(masks: dict[str, np.ndarray], tmp_path: Path) -> None:
     """All in every mask, some of them in each, or few."""
     assert open_dataset(folder_of(tmp_path, masks)).findings == ()
+
+
+def test_many_classes_without_names_may_be_objects(tmp_path: Path) -> None:
+    """The same number of objects in every mask tells nothing."""
+    assert open_dataset(folder_of(tmp_path / "8", numbered(*[8] * 4))).findings == ()
+    folder = folder_of(tmp_path / "16", numbered(*[16] * 10))
+    (finding,) = open_dataset(folder).findings
+    assert (finding.level, finding.where) == ("warning", "the whole set")
+    assert "has 16 classes without names: if they number objects" in finding.what
+    (folder / "classes.txt").write_text("".join(f"organ {label}\n" for label in range(17)))
+    assert open_dataset(folder).findings == ()

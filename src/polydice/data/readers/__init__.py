@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial, update_wrapper
 from pathlib import Path
 
 from polydice.data.cases import DataError, Dataset
@@ -14,7 +15,7 @@ from polydice.data.readers.decathlon import DECATHLON
 from polydice.data.readers.folder import FOLDER, find_folder, folders_of
 from polydice.data.readers.groups import regrouped
 from polydice.data.readers.layout import incomplete
-from polydice.data.readers.pairs import read_labels, read_two_classes
+from polydice.data.readers.pairs import read_two_classes
 from polydice.data.readers.polyps import CVC, KVASIR
 from polydice.data.readers.synapse import SYNAPSE
 
@@ -70,7 +71,10 @@ def _completed(dataset: Dataset, ignore: int | None) -> Dataset:
         return dataset
     if 0 <= ignore < len(dataset.classes):
         raise DataError(f"--ignore {ignore} is the class {dataset.classes[ignore]!r} of {dataset.folder}")
-    return replace(dataset, ignore=ignore, read=read_labels if dataset.read is read_two_classes else dataset.read)
+    if dataset.read is not read_two_classes:
+        return replace(dataset, ignore=ignore)
+    read = update_wrapper(partial(read_two_classes, ignore=ignore), read_two_classes)  # prepared sets have its name
+    return replace(dataset, ignore=ignore, read=read)
 
 
 def _sets_below(folder: Path) -> Iterator[Path]:

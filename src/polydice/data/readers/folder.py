@@ -16,6 +16,7 @@ from polydice.data.readers.pairs import BLACK, READ, WHITE, labels_and_void, rea
 IMAGES = ("images", "image", "imgs", "img")
 MASKS = ("masks", "mask", "labels", "label", "gt")
 MOST_LABELS = 64  # a picture with more values is none of labels
+MANY = 8  # classes, and more: who has them gives them names
 OBJECTS = 4  # in one mask, and more: if they are numbered, they look like classes
 
 
@@ -38,6 +39,9 @@ def find_folder(folder: Path, masks: str | None = None, ignore: int | None = Non
             f"has masks that number objects, not classes (1 to {max(map(max, tallies))}, and each mask its own count): "
         )
         findings.append(Finding("error", WHOLE, what + "make every number above 0 a 1, or name them in classes.txt"))
+    elif not named and len(classes) - 1 > MANY:
+        what = f"has {len(classes) - 1} classes without names: if they number objects, make every number above 0 a 1; "
+        findings.append(Finding("warning", WHOLE, what + "if they are classes, name them in classes.txt"))
     read = read_two_classes if black_and_white and len(classes) == 2 else read_labels
     name = folder.resolve().name
     return Dataset(name, folder, classes, _intensity(cases), tuple(cases), read, tuple(findings))
@@ -86,9 +90,10 @@ def _named_classes(folder: Path) -> tuple[str, ...]:
 
 
 def _tallies(masks: Sequence[Path], ignore: int | None) -> list[dict[int, int]]:
-    """Of each mask that has more than one value, how many pixels have which."""
-    found = in_parallel(partial(_values, ignore=ignore), masks, "looking for classes")
-    return [values for values in found if len(values) > 1]
+    """Of each mask that has more than one value, how many pixels have which. If there is none, of those that are not
+    empty: what is all white is foreground."""
+    found = list(in_parallel(partial(_values, ignore=ignore), masks, "looking for classes"))
+    return [values for values in found if len(values) > 1] or [values for values in found if any(values)]
 
 
 def _classes_found(tallies: Sequence[dict[int, int]]) -> tuple[str, ...]:

@@ -57,15 +57,19 @@ def read_labels(case: Case) -> Sample:
     return Sample(image, read_mask(case.masks[0]), spacing)
 
 
-def read_two_classes(case: Case) -> Sample:
-    """An image file and a mask file that is black and white, or holds labels 0 and 1."""
-    image, mask, spacing, _ = read_labels(case)
+def read_two_classes(case: Case, ignore: int | None = None) -> Sample:
+    """An image file and a mask file that is black and white, or holds labels 0 and 1; `ignore` stays as it is."""
+    image, held, spacing, _ = read_labels(case)
+    void = np.zeros(held.shape, bool) if ignore is None else held == ignore
+    if void.all():
+        return Sample(image, held, spacing)
     jpeg = ending(case.masks[0]) in (".jpg", ".jpeg")
+    mask = np.where(void, held[~void].min(), held)  # so that no threshold sees the void
     labels, cut = two_classes(mask, image, jpeg)
     why = "is smeared by JPEG" if jpeg else "has values between 0 and 255"
     if not jpeg and not ((mask > BLACK) & (mask < WHITE)).any():
         why = "is black and white, but not 0 and 255"
-    return Sample(image, labels, spacing, f"{why}: foreground is > {THRESHOLD}" if cut else "")
+    return Sample(image, np.where(void, held, labels), spacing, f"{why}: foreground is > {THRESHOLD}" if cut else "")
 
 
 def two_classes(mask: Labels, image: Array, jpeg: bool) -> tuple[Labels, bool]:
