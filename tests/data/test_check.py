@@ -249,7 +249,7 @@ def test_which_names_speak_of_patients(names: list[str], patients: int | None, t
     told = of_the_whole(pictures(tmp_path, names))
     assert len(told) == (patients is not None)
     for _, what in told:
-        pattern = re.search("--group '(.+)' or", what)
+        pattern = re.search("--group '(.+)', group in a recipe, or", what)
         assert pattern
         assert open_dataset(tmp_path, group=pattern[1]).groups == patients
 
@@ -258,7 +258,8 @@ def test_a_void_is_named_and_the_way_out_offered(tmp_path: Path) -> None:
     mask = np.array([[0, 0, 1, 255, 255, 255]] * 4, np.uint8)
     findings = check(open_dataset(pictures(tmp_path, "ab", mask))).findings
     told = (
-        "has label 255, outside the classes 0 to 1: if 255 marks pixels without a label, give --ignore 255 (12 pixels)"
+        "has label 255, outside the classes 0 to 1: if 255 marks pixels without a label, give --ignore 255, or "
+        "ignore = 255 in a recipe (12 pixels)"
     )
     assert findings == [("error", f"masks/{name}.png", told) for name in "ab"]
     found = check(open_dataset(tmp_path, ignore=255))

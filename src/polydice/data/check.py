@@ -186,7 +186,11 @@ def _outside(pixels: dict[int, int], classes: int) -> str:
     """Of labels that are none of the classes, the most frequent first."""
     labels = sorted(pixels, key=pixels.__getitem__, reverse=True)
     void = next((label for label in labels if label in VOIDS), None)
-    offer = "" if void is None else f": if {void} marks pixels without a label, give --ignore {void}"
+    offer = (
+        ""
+        if void is None
+        else f": if {void} marks pixels without a label, give --ignore {void}, or ignore = {void} in a recipe"
+    )
     return f"has {_labels(labels)}, outside the classes 0 to {classes - 1}{offer} ({sum(pixels.values())} pixels)"
 
 
@@ -290,7 +294,7 @@ def _names_of_groups(dataset: Dataset) -> str:
     option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
     return (
         f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
-        f"{dataset.groups} groups: {option} or groups.csv keeps each of them in one part"
+        f"{dataset.groups} groups: {option}, group in a recipe, or groups.csv keeps each of them in one part"
     )
 
 

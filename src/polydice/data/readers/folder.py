@@ -69,7 +69,7 @@ def _refuse_rivals(folder: Path, images: Path, masks: Path) -> None:
     if len(rivals) > 1:
         raise DataError(
             f"{folder} has {len(rivals)} folders that fit the images: {', '.join(rivals)}. "
-            "Say which one holds the truth, with --masks NAME"
+            'Say which one holds the truth: --masks NAME, or masks = "NAME" in a recipe'
         )
 
 
