@@ -132,7 +132,7 @@ def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytes
     ("given", "problem"),
     [
         ({"data": Path("/nowhere")}, "/nowhere is not a folder"),
-        ({"loss": "DiceLos()"}, "loss 'DiceLos()': 'DiceLos()' is neither a number or text nor one of"),
+        ({"loss": "DiceLos()"}, "loss 'DiceLos()': DiceLos is none of the losses; did you mean DiceLoss?"),
         ({"loss": "DiceLoss(weight=[1, 2, 3])"}, "weight has 3 entries, the logits have 2 classes"),
         ({"batch": 16}, "15 items do not make one batch of 16: take a smaller batch"),
         ({"folds": 26}, "25 groups (patients, sequences) cannot be spread over 26 parts: take fewer folds"),
