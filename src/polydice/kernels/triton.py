@@ -10,9 +10,12 @@ holds all classes of its pixels, and nothing is exchanged between threads. Many 
 shared out over threads. What belongs to a pixel is `[1, BLOCK_N]`.
 """
 
+import os
+
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOLERANCE = tl.constexpr(1e-3)  # as eager.TOLERANCE
@@ -146,6 +149,8 @@ def _power(x, top):
     The number is due to the rounding of top / ln 2, and cancels when the powers are divided by their sum. It would not
     be near 1 for logits that are huge; but then they differ by so much that it is all the same what is taken of 2^.
     """
+    if INTERPRETED:  # whose multiply-add rounds twice
+        return tl.exp2((x - top) * LOG2_E)
     unit = tl.where(tl.abs(top) < HUGE, LOG2_E, 1.0)
     return tl.exp2(tl.fma(x, unit, -(top * unit)))
 
