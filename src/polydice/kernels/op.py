@@ -143,7 +143,7 @@ def warn_without_triton() -> None:
         )
 
 
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def may_fuse(logits: object, target: object, mask: object) -> bool:
@@ -167,7 +167,7 @@ def _has_memory(tensor: Any) -> bool:
 
 def _has_kernels(tensor: Tensor) -> bool:
     """Triton's interpreter runs them on a CPU, for tests."""
-    return tensor.is_cuda or (_INTERPRETED and tensor.device.type == "cpu")
+    return tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")
 
 
 def fused_obstacle(logits: Tensor) -> str:

@@ -7,14 +7,14 @@ takes longer than the pass over the pixels; this kernel is what runs there inste
 import triton
 import triton.language as tl
 
-from polydice.kernels.triton import begin
+from polydice import geometry
+from polydice.kernels.triton import begin, bounded
 
 POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
 
 
-TINY = tl.constexpr(2.0**-126)  # geometry.TINY: what is smaller counts as 0
-VANISHING = tl.constexpr(1e-4)  # as geometry.VANISHING
-LARGEST = tl.constexpr(2.0**120)  # eager.LARGEST: slopes are kept in float32
+TINY = tl.constexpr(geometry.TINY)
+VANISHING = tl.constexpr(geometry.VANISHING)
 
 
 @triton.jit
@@ -131,8 +131,7 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
         image = tl.arange(0, BLOCK_B)[:, None]
         channel = tl.arange(0, BLOCK_C)[None, :]
         here = slopes + (FIELD * batch + image) * classes + channel
-        slope = tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
-        tl.store(here, tl.broadcast_to(slope, (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
+        tl.store(here, tl.broadcast_to(bounded(slope), (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
 
 
 @triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))

@@ -10,16 +10,16 @@ holds all classes of its pixels, and nothing is exchanged between threads. Many 
 shared out over threads. What belongs to a pixel is `[1, BLOCK_N]`.
 """
 
-import os
-
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+from polydice.kernels import eager, op
+
+INTERPRETED = tl.constexpr(op.INTERPRETED)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-TOLERANCE = tl.constexpr(1e-3)  # as eager.TOLERANCE
-LARGEST = tl.constexpr(2.0**120)  # as eager.LARGEST
+TOLERANCE = tl.constexpr(eager.TOLERANCE)
+LARGEST = tl.constexpr(eager.LARGEST)
 HUGE = tl.constexpr(2.0**30)
 SOFTMAX, SIGMOID, NONE = (tl.constexpr(place) for place in range(3))  # as in ACTIVATIONS
 INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS = (
@@ -338,6 +338,12 @@ def pass_forward(
 
 
 @triton.jit
+def bounded(slope):
+    """As `eager.bounded`; NaN stays."""
+    return tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
+
+
+@triton.jit
 def _slope(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WANT: tl.constexpr):
     """The gradient of one sum of an image in these classes, times the factor, bounded as `eager.bounded` does; 0 where
     the sum was not wanted, or there is no class."""
@@ -346,7 +352,7 @@ def _slope(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WA
         if WANT[place] == FIELD:
             here = grad + (place * batch + image) * classes + channel
             slope = tl.load(here, mask=(channel >= 0) & (channel < classes), other=0.0).to(tl.float32) * factor
-            slope = tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))  # NaN stays
+            slope = bounded(slope)
     return slope
 
 
