@@ -11,7 +11,7 @@ SMALL = {"unet": {"width": 4}, "transunet": {"size": 32}, "unet3d": {"width": 4,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_takes_any_number_of_channels_and_classes(name: str) -> None:
-    sides = (24, 32, 40) if name == "unet3d" else (32, 64)
+    sides = (24, 32, 40) if MODELS[name].dims == 3 else (32, 64)
     for channels, classes in ((1, 2), (4, 1)):
         model = build(name, channels, classes, **SMALL[name]).eval()
         with torch.no_grad():
@@ -21,7 +21,7 @@ def test_every_model_takes_any_number_of_channels_and_classes(name: str) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_learns(name: str) -> None:
     model = build(name, 1, 3, **SMALL[name])
-    sides = (24, 32, 40) if name == "unet3d" else (64, 64)
+    sides = (24, 32, 40) if MODELS[name].dims == 3 else (64, 64)
     model(torch.rand(2, 1, *sides)).square().sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
@@ -35,13 +35,13 @@ def test_a_checkpoint_holds_every_tensor_once(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_one_graph(name: str) -> None:
     model = build(name, 1, 2, **SMALL[name]).eval()
-    image = torch.rand(1, 1, *((17, 32, 32) if name == "unet3d" else (64, 96)))
+    image = torch.rand(1, 1, *((17, 32, 32) if MODELS[name].dims == 3 else (64, 96)))
     with torch.no_grad():
         plain = model(image)
         torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(image), plain)
 
 
-@pytest.mark.parametrize("name", ["unet", "transunet"])
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.dims == 2])
 def test_the_memory_format_does_not_matter(name: str) -> None:
     model = build(name, 3, 2, **SMALL[name]).double().eval()
     image = torch.rand(2, 3, 64, 64).double()

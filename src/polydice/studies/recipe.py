@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, get_type_hints
 
 from polydice.data.generate import Options
+from polydice.models import MODELS
 from polydice.suggest import meant
 from polydice.training.config import CountingScore, Settings
 from polydice.values import Count, check
@@ -133,7 +134,7 @@ class Recipe:
 
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
-        own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
+        own = {"model": run.model} if run.model in MODELS or ":" in run.model else {}
         given = {**self.train, **own, **self.datasets[run.dataset], **self.models[run.model]}
         chosen = {name: _as_tuple(value) for name, value in given.items() if name in SETTINGS}
         return Settings(

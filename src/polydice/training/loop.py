@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -419,15 +420,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
-    if settings.model != "transunet":
+    if not settings.network.weights:
         return
-    from polydice.models.transunet import TransUNet
-    from polydice.models.transunet_weights import WANTED, load_weights
-
-    if isinstance(model, TransUNet) and settings.pretrained is not None:
-        load_weights(model, settings.pretrained)
+    weights = import_module(settings.network.weights)
+    if settings.pretrained is not None:
+        weights.load_weights(model, settings.pretrained)
     elif process.first:
-        print(WANTED, file=sys.stderr)
+        print(weights.WANTED, file=sys.stderr)
 
 
 def _norms(model: nn.Module) -> Tensor:
