@@ -8,7 +8,6 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
 # Texts in quotation marks are matched first, so that a colon in them names no class.
 PLACE = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)""")
-MENTION = re.compile(r"[A-Za-z_]\w*:[A-Za-z_]")  # of a class, in a text whose values are in quotation marks
+# The same in a recipe, where everything is in quotation marks.
+MENTION = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]")
 COLON = "ː"  # a letter that Python allows in names: so it reads `module:Class` as a name
 
 
@@ -90,11 +90,11 @@ def literal(node: ast.expr) -> Any:
         raise ValueError(f"{spelt(node)!r} is neither a number nor a text") from None
 
 
-def folders(texts: Iterable[str]) -> list[str]:
-    """Where the modules lie that these texts name, and that were found: another process is to look there."""
-    modules = {match[1].partition(".")[0] for text in texts for match in PLACE.finditer(text) if match[1]}
-    files = [Path(_file(module)) for module in modules if module in sys.modules]
-    return sorted({str(file.parents[file.stem == "__init__"].resolve()) for file in files if file.is_file()})
+def folders(recipe: str) -> list[str]:
+    """Where the modules lie that a recipe's text names and that were found: another process is to look there."""
+    modules = {match[1] for match in MENTION.finditer(recipe)} & set(sys.modules)
+    files = [Path(_file(module)) for module in modules]
+    return sorted({str(file.resolve().parents[file.stem == "__init__"]) for file in files if file.is_file()})
 
 
 def _file(module: str) -> str:

@@ -55,7 +55,7 @@ weights=''), {'width': 8})
         raise ValueError(f"model {text!r}: {error}; it is called as {kind.__name__}{takes}") from error
     if name in MODELS:
         return MODELS[name], options
-    dims = getattr(kind, "dims", 2)
+    dims: Any = getattr(kind, "dims", 2)
     if dims not in (2, 3):
         raise ValueError(f"model {text!r}: its attribute dims must be 2 (images, slices) or 3 (volumes): {dims!r}")
     return Model(name, dims, tuple(each for each in OPTIONS if each in takes.parameters)), options

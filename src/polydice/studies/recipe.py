@@ -31,6 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Required, TypedDict, get_type_hints
 
+from polydice import foreign
 from polydice.data.generate import Options
 from polydice.models import MODELS
 from polydice.suggest import meant
@@ -151,7 +152,10 @@ def read(name: str | Path, score: CountingScore = "dice_foreground") -> Recipe:
     """A packaged recipe by its name, or one from a file. `score` counts where the recipe does not say which does."""
     path = packaged().get(str(name), Path(name))
     try:
-        return parse(path.read_text(encoding="utf-8"), score)
+        text = path.read_text(encoding="utf-8")
+        if foreign.MENTION.search(text):
+            foreign.look_in(path.parent)
+        return parse(text, score)
     except FileNotFoundError:
         near = meant(str(name), packaged())
         known = ", ".join(packaged()) + (f"; did you mean {near}?" if near else "")

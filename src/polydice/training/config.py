@@ -11,12 +11,15 @@ from polydice.values import Count, NotNegative, Positive, Range, Seed, check
 if TYPE_CHECKING:
     from polydice.data.prepare import Preparation
 
+    ModelName = str
+else:
+    ModelName = Literal[tuple(MODELS)] | str  # so that the help names them
+
 # Where a run lies and how it is watched: these may differ when it is resumed.
 CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track", "skip_errors")
 # What only some of the networks take. All have a size.
 OF_SOME = sorted({name for model in MODELS.values() for name in model.takes} - {"size"})
 
-ModelName = str if TYPE_CHECKING else Literal[tuple(MODELS)] | str  # so that the help names them
 Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from polydice import __version__
-from polydice.base import Loss, LossSum
 from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
 from polydice.data.cases import Dataset
@@ -34,8 +33,9 @@ from polydice.training.inference import Network, patch_for
 from polydice.training.interrupt import Interrupt
 from polydice.training.later import Later
 from polydice.training.metrics import dice_per_class, per_case, summary
-from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
+from polydice.training.objective import Objective, adapt_kappa, has_kappa, objective, supervised
 from polydice.training.processes import Process, joined
+from polydice.training.rehearsal import try_loss, try_network
 from polydice.training.scoring import completed, score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
 from polydice.values import check
@@ -67,6 +67,8 @@ def train(
         if finished is not None:
             return finished if process.first else {}
         dataset, prepared = opened(settings)
+        try_network(settings, prepared)
+        try_loss(settings, prepared)
         run = Run(settings, process, dataset, prepared, objective(settings.loss, process, prepared.ignore))
         if settings.resume:
             run.resume()
@@ -117,7 +119,7 @@ class Run:
     """What a run is made of, and what changes in it."""
 
     def __init__(
-        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Loss | LossSum
+        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Objective
     ) -> None:
         self.settings, self.process, self.prepared, self.used = settings, process, prepared, used(dataset)
         self.batch = settings.batch or (24 if settings.dims == 2 else 2)
