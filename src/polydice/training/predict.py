@@ -19,11 +19,12 @@ from polydice.data.files import UnreadableFile
 from polydice.data.parallel import in_parallel
 from polydice.data.prepare import Preparation, ready_image
 from polydice.data.resample import to_unit
+from polydice.foreign import ForeignError
 from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.config import Precision
-from polydice.training.inference import OVERLAP, Network
+from polydice.training.inference import Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
@@ -105,16 +106,10 @@ class Predictor:
     def volume_labels(self, volume: Tensor, shape: Sequence[int], batch: int) -> NDArray[np.uint8]:
         """The label map, on a grid of `shape`, of a volume `[channels, *spatial]` that is looked at through windows.
 
-        Neighbouring windows overlap, and each counts most in its middle. The volume's logits are kept on the CPU and
-        brought to the grid slice by slice, so that they need not fit into memory there.
+        The volume's logits are kept on the CPU and brought to the grid slice by slice: they may be too large for the
+        device.
         """
-        from monai.inferers.utils import sliding_window_inference
-
-        patch = self.network.patch or volume.shape[1:]
-        logits = sliding_window_inference(
-            as_float(volume)[None], patch, batch, self.logits, OVERLAP,
-            mode="gaussian", sw_device=self.network.device, device="cpu",
-        )[0]  # fmt: skip
+        logits = self.network.by_windows(as_float(volume)[None], self.logits, batch, keep_on="cpu")[0]
         depth, planes = logits.shape[1], []
         for z in range(shape[0]):
             centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
@@ -146,6 +141,8 @@ def load(
         preparation = Preparation(**settings)
         precision = precision or about.get("precision", "auto")  # older files do not say
         check("precision", precision, Precision)
+    except ForeignError as error:
+        raise CheckpointError(f"{path} holds a network that is not polydice's own, {error}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
     network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
