@@ -16,6 +16,7 @@ def given() -> tuple[Tensor, Tensor]:
     ("text", "factors"),
     [
         ("torch.nn:CrossEntropyLoss()", (0, 1)),
+        ("torch.nn:CrossEntropyLoss", (0, 1)),
         ("DiceLoss() + torch.nn:CrossEntropyLoss()", (1, 1)),
         ("torch.nn:CrossEntropyLoss() * 0.5 + 2 * DiceLoss()", (2, 0.5)),
         ("3 * (0.25 * torch.nn:CrossEntropyLoss() + DiceLoss() + torch.nn:CrossEntropyLoss())", (3, 3.75)),

@@ -5,6 +5,7 @@ Each is imported when it is asked for: only `unet3d` needs MONAI, and to name a 
 
 import ast
 import inspect
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from polydice import foreign
@@ -47,10 +48,10 @@ weights=''), {'width': 8})
     name, options = _read(text)
     if name not in MODELS and ":" not in name:
         raise ValueError(f"no model is called {name!r}; there are {', '.join(MODELS)}, or yours as module:Class")
-    kind = foreign.find(MODELS[name].place if name in MODELS else name)
+    kind = _class(MODELS[name].place) if name in MODELS else foreign.find(name)
     takes = inspect.signature(kind)
     try:
-        takes.bind("channels", "classes", **options)
+        takes.bind_partial("channels", "classes", **options)  # settings of training may give more
     except TypeError as error:
         raise ValueError(f"model {text!r}: {error}; it is called as {kind.__name__}{takes}") from error
     if name in MODELS:
@@ -73,7 +74,13 @@ def build(name: str, channels: int, classes: int, **options: Any) -> "nn.Module"
     model, spelt = find(name)
     if channels < 1 or classes < 1:
         raise ValueError(f"{name} needs at least one channel and one class: {channels=}, {classes=}")
-    return foreign.find(model.place)(channels, classes, **{**options, **spelt})
+    return _class(model.place)(channels, classes, **{**options, **spelt})
+
+
+def _class(place: str) -> "type[nn.Module]":
+    module, _, name = place.partition(":")
+    kind: type[nn.Module] = getattr(import_module(module), name)
+    return kind
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
@@ -84,7 +91,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
             return foreign.spelt(node), {}
         given, options = foreign.arguments(node)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"model {text!r} is no name, nor one with options: {error}") from error
+        problem = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"model {text!r} is no name, nor one with options: {problem}") from error
     if given:
         raise ValueError(f"model {text!r}: options are given by name, as in unet(width=8)")
     return foreign.spelt(node.func), options

@@ -146,6 +146,7 @@ class Settings:
 
     @property
     def network(self) -> Model:
+        """What the registry says of the network, or its class if it is somebody else's."""
         return find(self.model)[0]
 
     @property

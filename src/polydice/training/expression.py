@@ -19,7 +19,8 @@ LOSSES: dict[str, type[Loss]] = {
 def parse_loss(text: str, **options: Any) -> Loss | LossSum | Mixed:
     """The loss that `text` spells: calls with literal arguments, added up, each times a number or not.
 
-    A loss is one of polydice's, or anybody's as `module:Class`, whose module is imported. No other code is run.
+    A loss is one of polydice's, or anybody's as `module:Class`, with or without arguments in brackets. Its module is
+    imported, and no other code is run.
     `options` are those of every term that takes them, where the text does not say otherwise.
 
     >>> parse_loss("PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()")
@@ -46,6 +47,8 @@ def _value(node: ast.expr, options: dict[str, Any]) -> Any:
             return _value(left, options) * _value(right, options)
         case ast.Call(function) if ":" in foreign.spelt(function) and isinstance(function, ast.Name | ast.Attribute):
             return _foreign(node, foreign.find(foreign.spelt(function)), options)
+        case ast.Name() | ast.Attribute() if ":" in foreign.spelt(node):
+            return _value(ast.Call(node, [], []), options)
         case ast.Call(ast.Name(name)) if name in LOSSES:
             return _own(node, LOSSES[name], options)
         case ast.Call(ast.Name(name)) if near := meant(name, LOSSES):

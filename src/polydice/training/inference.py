@@ -14,8 +14,8 @@ from polydice.training.config import Precision
 from polydice.training.metrics import confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
-WINDOWS, OVERLAP = 2, 0.5  # of a volume that are run at a time, and the part that neighbours share
-NETWORKS = 100  # of different shapes that a process may compile: after so many, torch would silently not compile
+WINDOWS, OVERLAP = 2, 0.5  # run at a time, and the part of a window that its neighbour shares
+NETWORKS = 100  # that a process may compile: beyond its limit, torch runs them uncompiled and says nothing
 
 
 class Segmented(NamedTuple):
@@ -40,7 +40,7 @@ class Network:
         compile: bool | None = None,
     ) -> None:
         self.module, self.patch = module, patch
-        self.trained = module  # or what trains it together with other processes
+        self.trained = module  # wrapped, while several processes train it together
         self.device = next(module.parameters()).device
         on_gpu = self.device.type == "cuda"
         self.half = on_gpu if precision == "auto" else precision == "bfloat16"
@@ -49,19 +49,19 @@ class Network:
         if self.channels_last:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if on_gpu:
-            torch.backends.cudnn.benchmark = True  # every batch has the same size: the search pays
+            torch.backends.cudnn.benchmark = True  # worth its time, since every batch has the same size
 
     def train(self) -> None:
         self.trained.train()
 
     def __call__(self, images: Tensor, whole: bool = True) -> Any:
-        """A batch that is not `whole` is not compiled for: it comes once in a while, and in many sizes."""
+        """A batch that is not `whole` runs uncompiled: such batches are rare and have many sizes."""
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         module = self.trained if self.module.training else self.module
         if not (self.compiled and whole):
             return _forward(module, images, self.half)
-        # Recorded kernels start without the host; but processes that train together wait for each other in between.
+        # A CUDA graph saves the time of launches. It cannot hold a wait for other processes, so these have none.
         return _compiled(self.device.type == "cuda" and self.trained is self.module)(module, images, self.half)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class Network:
         return found
 
     def _window_logits(self, windows: Tensor) -> Tensor:
-        found: Tensor = _forward(self.module, windows, self.half)  # as many as there are: not compiled for each number
+        found: Tensor = _forward(self.module, windows, self.half)  # uncompiled: the number of windows varies
         return found.float()
 
     def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
@@ -121,7 +121,7 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 
 @cache
 def _compiled(recorded: bool) -> Any:
-    """Compiled once a process: a second run with a network of the same shape finds it ready."""
-    # The name that torch 2.6 knows too; each for training and for evaluation.
+    """Compiled once for each process: a second run with a network of the same shape uses it again."""
+    # Two for each network: training and evaluation. Newer versions have another name too, torch 2.6 only this one.
     torch._dynamo.config.cache_size_limit = 2 * NETWORKS
     return torch.compile(_forward, mode="reduce-overhead" if recorded else None)

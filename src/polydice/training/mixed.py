@@ -13,8 +13,8 @@ from polydice.base import Loss, LossSum
 class Foreign(nn.Module):
     """A loss of another package, `module(logits, labels)`, as `spelt`.
 
-    It is given float32 logits `[B, C, *spatial]` and int64 labels `[B, *spatial]`. Pixels with the label `ignore` are
-    left to it, if it was made with an `ignore_index`; else they are 0 in the labels and False in a `mask`.
+    It is given float32 logits `[B, C, *spatial]` and int64 labels `[B, *spatial]`. Pixels with the label `masked`, if
+    there are such, are 0 in the labels and False in the `mask` that it is given then.
     """
 
     def __init__(self, spelt: str, module: nn.Module, masked: int | None = None) -> None:

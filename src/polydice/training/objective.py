@@ -39,8 +39,8 @@ def _join(loss: Objective, text: str, world: int) -> None:
     for _, other in loss.foreign if isinstance(loss, Mixed) else ():
         if not hasattr(other.module, "process_group"):
             raise ValueError(
-                f"loss {text!r}: {world} processes have a part of each batch, and {other} has no process_group: an "
-                "attribute that is set to their group, to sum over it, or to leave alone in a mean over images"
+                f"loss {text!r}: {world} processes have a part of each batch, and {other} has no process_group: give "
+                "its class that attribute. It is set to their group, to sum over; a mean over images may ignore it"
             )
         setattr(other.module, "process_group", dist.group.WORLD)  # noqa: B010 (torch types attributes as tensors)
 

@@ -97,9 +97,9 @@ class Predictor:
         images = as_float(images.to(self.network.device))
         axes = range(2, images.ndim)
         every = [flip for count in range(len(axes) + 1) for flip in combinations(axes, count)]
-        flips = every if self.flips else every[:1]  # the first turns nothing round
+        flips = every if self.flips else every[:1]  # the first of them flips nothing
         total = sum(self.network(images.flip(flip)).float().flip(flip) for flip in flips)
-        assert isinstance(total, Tensor)  # of at least one
+        assert isinstance(total, Tensor)  # there is at least one flip
         return total / len(flips)
 
     @torch.inference_mode()
@@ -163,7 +163,7 @@ class _Scan(NamedTuple):
 
 
 def _scans(predictor: Predictor, jobs: Sequence[Job], tell: Callable[[str], None]) -> Iterator[_Scan]:
-    """The images that can be read, a few ahead; of the others it tells why not."""
+    """Yields the images that can be read, and reads a few ahead; for the others it tells why they cannot."""
 
     def read(job: Job) -> _Scan | str:
         try:
@@ -184,7 +184,7 @@ def _scans(predictor: Predictor, jobs: Sequence[Job], tell: Callable[[str], None
 
 
 def _with_channels(image: NDArray[Any], predictor: Predictor) -> NDArray[Any]:
-    """A grey picture is as good as a coloured one; anything else must have the channels that the network takes."""
+    """A grey picture is made a coloured one; any other image must have the channels that the network takes."""
     given, wanted = len(image), predictor.channels
     if predictor.settings.dims == 3 and image.ndim == 3:
         raise DataError("it is a single image, but the network takes volumes")
@@ -197,7 +197,8 @@ def _with_channels(image: NDArray[Any], predictor: Predictor) -> NDArray[Any]:
 
 
 def _labelled(predictor: Predictor, scans: Iterable[_Scan], batch: int) -> Iterator[_Scan]:
-    """Each scan when its labels are filled. Slices and images of all sizes share batches: the network's size is one."""
+    """Yields each scan once its labels are filled. Slices and images of all sizes share batches, since the network sees
+    them all in one size."""
     if predictor.settings.dims == 3:
         for scan in scans:
             scan.labels[:] = predictor.volume_labels(torch.from_numpy(scan.items[0]), scan.labels.shape, batch)
