@@ -101,6 +101,7 @@ def _run(
     from polydice.studies.study import create
     from polydice.studies.tables import results, terminal
     from polydice.training.loop import opened
+    from polydice.training.rehearsal import try_loss, try_network
 
     study = create(recipe, out or _named(recipe), data, cache, skip_errors)
     states = {run: study.state(run) for run in study.runs}
@@ -111,10 +112,16 @@ def _run(
         raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
     for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
-    # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
-    first = {(run.dataset, run.model): run for run in waiting}.values()
-    for used in dict.fromkeys(described(opened(study.settings(run))[0]) for run in first):
-        print(used, file=sys.stderr)
+    # Once for all runs, and before the first: what cannot be trained is refused, and what is trained on is said.
+    used = {}
+    for run in {(run.dataset, run.model, run.expression): run for run in waiting}.values():
+        settings, pair = study.settings(run), (run.dataset, run.model)
+        if pair not in used:
+            used[pair] = opened(settings)
+            try_network(settings, used[pair][1])
+        try_loss(settings, used[pair][1])
+    for line in dict.fromkeys(described(dataset) for dataset, _ in used.values()):
+        print(line, file=sys.stderr)
     live = Live(study)
     try:
         if waiting and engine == "ray":

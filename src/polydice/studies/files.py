@@ -22,6 +22,7 @@ class Where(TypedDict):
     cache: str
     score: NotRequired[CountingScore]
     skip_errors: NotRequired[bool]
+    code: NotRequired[list[str]]  # folders of the modules that the recipe names
 
 
 class Epoch(TypedDict):

@@ -31,7 +31,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Required, TypedDict, get_type_hints
 
+from polydice import foreign
 from polydice.data.generate import Options
+from polydice.models import MODELS
 from polydice.suggest import meant
 from polydice.training.config import CountingScore, Settings
 from polydice.values import Count, check
@@ -133,7 +135,7 @@ class Recipe:
 
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
-        own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
+        own = {"model": run.model} if run.model in MODELS or ":" in run.model else {}
         given = {**self.train, **own, **self.datasets[run.dataset], **self.models[run.model]}
         chosen = {name: _as_tuple(value) for name, value in given.items() if name in SETTINGS}
         return Settings(
@@ -150,7 +152,10 @@ def read(name: str | Path, score: CountingScore = "dice_foreground") -> Recipe:
     """A packaged recipe by its name, or one from a file. `score` counts where the recipe does not say which does."""
     path = packaged().get(str(name), Path(name))
     try:
-        return parse(path.read_text(encoding="utf-8"), score)
+        text = path.read_text(encoding="utf-8")
+        if foreign.MENTION.search(text):
+            foreign.look_in(path.parent)
+        return parse(text, score)
     except FileNotFoundError:
         near = meant(str(name), packaged())
         known = ", ".join(packaged()) + (f"; did you mean {near}?" if near else "")

@@ -1,8 +1,8 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are, which score counts if the recipe does not say it, and whether cases
-                           with errors are left out
+DIR/study.json             where the data sets are, which score counts if the recipe does not say it, whether cases
+                           with errors are left out, and where the modules are that the recipe names
 DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
 DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
                            DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
@@ -11,11 +11,13 @@ DIR/report/                what `polydice report` writes; DIR/report-last/ if it
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polydice import foreign
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
 from polydice.studies.files import Where, read_history, read_result, read_score, read_where
@@ -101,10 +103,11 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_error
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
     has more losses, seeds, folds or data sets than before. One that has not begun to train is made anew."""
     kept, place = folder / "recipe.toml", folder / "study.json"
-    try:
-        score = _score(folder, read_where(place))
-    except (OSError, DataError):  # it is not there, or damaged, and is written below
-        score = _score(folder, {})
+    known: Where | dict[str, Any] = {}
+    with suppress(OSError, DataError):  # it is not there, or damaged, and is written below
+        known = read_where(place)
+    score = _score(folder, known)
+    _look_in(known)
     wanted = read(recipe, score)
     before = read(kept, score) if kept.exists() and any(folder.glob("runs/*")) else None
     if before is not None and not wanted.extends(before):
@@ -117,7 +120,8 @@ def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_error
         print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
     text = _text(recipe)  # which may be the very file that is written
     where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
-    write_text(place, json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
+    more = {"skip_errors": skip_errors, "code": foreign.folders(text)}
+    write_text(place, json.dumps(where | {name: value for name, value in more.items() if value}) + "\n")
     if before != wanted:
         write_text(kept, text)
     return open_study(folder)
@@ -129,6 +133,7 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
+    _look_in(where)
     recipe = read(folder / "recipe.toml", _score(folder, where))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
@@ -136,6 +141,12 @@ def open_study(folder: Path, last: bool = False, baseline: str | None = None) ->
     recipe = replace(recipe, baseline=against or recipe.baseline)
     skip_errors = where.get("skip_errors", False)
     return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against, skip_errors)
+
+
+def _look_in(where: Where | dict[str, Any]) -> None:
+    """Modules that the recipe names are found where they were when the study began."""
+    for folder in where.get("code", ()):
+        foreign.look_in(folder)
 
 
 def _score(folder: Path, where: Where | dict[str, Any]) -> CountingScore:

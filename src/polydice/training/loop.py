@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from polydice import __version__
-from polydice.base import Loss, LossSum
 from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
 from polydice.data.cases import Dataset
@@ -33,8 +33,9 @@ from polydice.training.inference import Network, patch_for
 from polydice.training.interrupt import Interrupt
 from polydice.training.later import Later
 from polydice.training.metrics import dice_per_class, per_case, summary
-from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
+from polydice.training.objective import Objective, adapt_kappa, has_kappa, objective, supervised
 from polydice.training.processes import Process, joined
+from polydice.training.rehearsal import try_loss, try_network
 from polydice.training.scoring import completed, score
 from polydice.training.watch import HISTORY, Row, Watch, write_history
 from polydice.values import check
@@ -66,6 +67,8 @@ def train(
         if finished is not None:
             return finished if process.first else {}
         dataset, prepared = opened(settings)
+        try_network(settings, prepared)
+        try_loss(settings, prepared)
         run = Run(settings, process, dataset, prepared, objective(settings.loss, process, prepared.ignore))
         if settings.resume:
             run.resume()
@@ -116,7 +119,7 @@ class Run:
     """What a run is made of, and what changes in it."""
 
     def __init__(
-        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Loss | LossSum
+        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Objective
     ) -> None:
         self.settings, self.process, self.prepared, self.used = settings, process, prepared, used(dataset)
         self.batch = settings.batch or (24 if settings.dims == 2 else 2)
@@ -419,15 +422,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
-    if settings.model != "transunet":
+    if not settings.network.weights:
         return
-    from polydice.models.transunet import TransUNet
-    from polydice.models.transunet_weights import WANTED, load_weights
-
-    if isinstance(model, TransUNet) and settings.pretrained is not None:
-        load_weights(model, settings.pretrained)
+    weights = import_module(settings.network.weights)
+    if settings.pretrained is not None:
+        weights.load_weights(model, settings.pretrained)
     elif process.first:
-        print(WANTED, file=sys.stderr)
+        print(weights.WANTED, file=sys.stderr)
 
 
 def _norms(model: nn.Module) -> Tensor:
