@@ -1,12 +1,12 @@
 """The report as one page of HTML that needs nothing else: no network, no other file.
 
-Jinja escapes whatever it is given; the numbers of a plot stand in a script of their own, as JSON without a `<`.
+Jinja escapes whatever it is given but for the drawings, in which matplotlib has done so.
 """
 
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from polydice.studies.comparison import Comparison, Row
+from polydice.studies.figures import drawings, themed
 from polydice.studies.plots import Plot
 from polydice.studies.statistics import Score
 from polydice.studies.tables import Table, choices, courses, results
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A plot as the page has it: a picture and, where scripts run, what is drawn in its place."""
-
-    plot: Plot
-    picture: Path  # SVG
-
-    @property
-    def image(self) -> str:
-        return _embedded(self.picture)
-
-    @property
-    def data(self) -> Any:
-        return _rounded(asdict(self.plot))
 
 
 @dataclass(frozen=True)
@@ -40,7 +25,7 @@ class Section:
     """A data set and a network."""
 
     comparison: Comparison
-    plots: Sequence[Shown]
+    plots: Sequence[Plot]
     pictures: Path | str  # the PNG of test cases, or why there is none
 
     @property
@@ -73,20 +58,15 @@ def page(**content: Any) -> str:
     """The page; report.html.jinja says what it is made of."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"drawings": drawings, "themed": themed}
     return environment.get_template("report.html.jinja").render(content) + "\n"
 
 
 def _embedded(picture: Path) -> str:
-    """A drawing as it is; photographs, of which there are many, as JPEG."""
-    if picture.suffix == ".svg":
-        return _address("svg+xml", picture.read_bytes())
+    """Photographs, of which there are many, as JPEG."""
     small = io.BytesIO()
     Image.open(picture).convert("RGB").save(small, "JPEG", quality=85, subsampling=0)
-    return _address("jpeg", small.getvalue())
-
-
-def _address(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def _judged(row: Row, score: Score) -> str:
@@ -97,12 +77,3 @@ def _judged(row: Row, score: Score) -> str:
     if found.seeds == 1 or not found.apart or (row.p is not None and row.p >= 1 - found.level):
         return "unclear"
     return "better" if found.mean > 0 else "worse"
-
-
-def _rounded(value: Any) -> Any:
-    """The digits that can be seen, without the others."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -59,6 +59,14 @@ class Plot:
     kind: Literal["curves", "points", "scatter", "intervals"]
     panels: tuple[Panel, ...]
 
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Each name once, though it stands in several panels, and the first series that has it."""
+        found: dict[str, Series] = {}
+        for series in (series for panel in self.panels for series in panel.series):
+            found.setdefault(series.name, series)
+        return found
+
 
 def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> Plot | None:
     """The difference of each loss to the baseline, with its 95 % interval: a panel for each data set and network."""
