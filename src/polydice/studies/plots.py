@@ -1,4 +1,4 @@
-"""What a report plots, as numbers: `figures` draws it into files, the page draws it anew with what one can touch.
+"""What a report plots, as numbers: `figures` draws it, for files and for the page.
 
 Every Dice is in percent. Losses and values of a parameter are compared over the same runs, and the error bars are
 standard errors after the differences between these runs, which all of them share, are taken out.
@@ -22,7 +22,7 @@ from polydice.training.metrics import STRATA
 from polydice.training.scoring import validation
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
-FAR = 4  # times as far from 0 as the median interval: a loss that failed, or won, makes points of all other intervals
+FAR = 4  # times as far from 0 as the median: at the scale of such an interval all others would look like points
 
 
 class Point(NamedTuple):
@@ -89,8 +89,8 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 
 def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
-    """The room of the others, and some, where intervals reach much farther than most; None where none does, and of two
-    it cannot be said which is the odd one."""
+    """The range of the other intervals, and a little more, if some reach much farther than most. None if no interval
+    does, and if there are only two: nobody can say which of them is the odd one."""
     most = FAR * median(max(-point.low, point.high) for point in points)
     near = [point for point in points if max(-point.low, point.high) <= most]
     if most == 0 or len(near) == len(points):
