@@ -6,7 +6,7 @@ standard errors after the differences between these runs, which all of them shar
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
@@ -126,7 +126,7 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
     return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
 
 
-def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def epochs(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Test Dice against the epoch that validation chose, a point for each run."""
     by_fold: defaultdict[int, list[float]] = defaultdict(list)
     for row in comparison.rows:
@@ -151,7 +151,7 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     return Plot(f"epochs-{comparison.slug}", f"Chosen epoch: {comparison.title}", caption, "scatter", (panel,))
 
 
-def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def sizes(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Dice of a case against how much foreground it has, by the quarters of the test cases."""
     shown = [row for row in comparison.rows if row.counting]
     pairs = _shared(row.counting for row in shown) if shown else []
@@ -227,6 +227,15 @@ def _effect(
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
     return Panel(comparison.dataset, SYMBOLS[parameter], "Dice, %", tuple(series), ticks)
+
+
+# The figures of a data set and network, in the order of the page.
+EACH: tuple[Callable[[Study, Comparison, Mapping[str, str]], Plot | None], ...] = (training, epochs, sizes)
+
+
+def shared(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> list[Plot | None]:
+    """The figures that compare data sets."""
+    return [intervals(comparisons, colour), *effects(study, comparisons, colour)]
 
 
 def _range(x: float, values: Sequence[float]) -> Point:
