@@ -67,6 +67,26 @@ def test_the_page_has_the_same_drawing_panel_by_panel(plot: Plot) -> None:
     assert all(name in text for name in plot.panels[0].ticks)
 
 
+def test_a_plateau_lies_below_the_curves_with_a_ring_at_the_choice() -> None:
+    series = (
+        Series("Dice", "#000000", (Point(0.01, 90, 89, 91), Point(0.1, 92, 91, 93)), plateau=(0.1,), chosen=0.1),
+        Series("other", "#D55E00", (Point(0.01, 92, 92, 92), Point(0.1, 91, 91, 91)), plateau=(0.01, 0.1), chosen=0.01),
+    )
+    panel = Panel("", "rate", "Dice, %", series, log=True, plateaus="within 1 point of its best")
+    plot = Plot("plateaus", "Title", "", "points", (panel,))
+    (axes,) = drawn(plot).axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.01", "0.1"]
+    assert min(axes.get_yticks()) >= 89, "what lies below has no Dice"
+    below = [line.get_xydata() for line in axes.lines if line.get_gid() and line.get_ydata()[0] < 89]
+    assert [line[:, 0].tolist() for line in below] == [[0.1], [0.1], [0.01, 0.1], [0.01]], "plateau and choice of each"
+    heights = [line[0, 1] for line in below]
+    assert heights[0] == heights[1] > heights[2] == heights[3] > axes.get_ylim()[0]
+    (drawing,) = drawings(plot)
+    assert drawing.places[1].title == "rate 0.1"
+    assert drawing.svg.count('data-series="1"') == 3, "curve, plateau and choice go together"
+
+
 def test_panels_stand_in_pairs_and_share_a_legend() -> None:
     figure = drawn(dataclasses.replace(LINES, panels=LINES.panels * 3))
     assert len([axes for axes in figure.axes if axes.get_visible()]) == 3

@@ -10,11 +10,12 @@ import pytest
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
 from polydice.studies.figures import drawings
+from polydice.studies.page import page as render
 from polydice.studies.plots import intervals
 from polydice.studies.report import write_report
 from polydice.studies.study import open_study
 from tests.studies.browser import ask, needs_chromium
-from tests.studies.made_up import RECIPE, study_in
+from tests.studies.made_up import ANSWER, ONE_SET, RECIPE, WARNING, answered, study_in
 
 SCRIPT = "<script>alert(1)</script>"
 SPITEFUL = RECIPE.replace("mine]", f'"{SCRIPT}"]').replace("Made up", f"{SCRIPT} & <img src=x onerror=alert(2)>")
@@ -80,6 +81,58 @@ def test_the_sentences_come_first_and_what_made_it_last(page: str) -> None:
     assert places == sorted(places)
     assert "80.93 ± 4.21" in page, "the published figure beside ours"
     assert "Seed noise" in page
+
+
+CONTENT = {"title": "Made up", "about": "Three losses.", "facts": ["18 of 18 runs done", "3 folds", "2 seeds"]}
+CONTENT |= {"commands": "polydice report DIR", "recipe": "", "versions": "", "notes": []}
+CONTENT |= {name: [] for name in ("shared", "overviews", "remarks", "missing")}
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return render(**CONTENT, sections=answered(study_in(tmp_path_factory.mktemp("answer"), recipe=ONE_SET)))
+
+
+def test_the_answer_comes_first_then_what_it_rests_on(answer: str) -> None:
+    parts = [
+        ANSWER,
+        WARNING,
+        'class="verdicts"',
+        "How forgiving about the rate</h3>",
+        "within 1 point of its best</text>",
+    ]
+    parts += ["All pairs", "−2.10 <small>[−2.90, −1.30]</small>", "What was not run"]
+    places = [answer.index(part) for part in parts]
+    assert places == sorted(places)
+    assert re.findall(r'<td class="([a-z]+)" title="([^"]*)"', answer) == [
+        ("worse", "Focal Tversky and Dice: worse"),
+        ("equivalent", "PolyDice-1 and Dice: equivalent"),
+        ("better", "PolyDice-1 and Focal Tversky: better"),
+    ]
+
+
+def test_without_tuning_there_is_no_figure_beside_the_verdicts(page: str) -> None:
+    for part in ('class="answer"', 'class="warning"', 'class="beside"', 'class="pairs"'):
+        assert part not in page
+
+
+SCREEN = """[...document.querySelectorAll("iframe")].map(({contentDocument: page, clientHeight: height}) => {
+    const box = what => page.querySelector(what).getBoundingClientRect();
+    const answer = box(".answer"), verdicts = box(".verdicts"), figure = box(".beside .drawing");
+    return {over: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+        answered: answer.bottom < height, beside: figure.left > verdicts.right, seen: figure.bottom < height};
+})"""
+
+
+@needs_chromium
+def test_the_first_screen_has_the_answer_and_the_figure_beside_the_verdicts(answer: str, tmp_path: Path) -> None:
+    frames = "".join(
+        f'<iframe srcdoc="{html.escape(answer)}" style="height: 844px; width: {width}px"></iframe>'
+        for width in (1280, 390)
+    )
+    wide, narrow = ask(f"<body>{frames}</body>", SCREEN, tmp_path)
+    assert wide == {"over": 0, "answered": True, "beside": True, "seen": True}
+    assert narrow == {"over": 0, "answered": True, "beside": False, "seen": False}, "below each other"
 
 
 LISTEN = "<script>var problems = []; addEventListener('error', event => problems.push(event.message));</script>"

@@ -24,6 +24,7 @@ PLAIN |= dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "yti
 WIDTH, HEIGHT, ROW = 4.6, 3.1, 0.42  # inches of a panel, and of a line of an interval plot
 LETTER, LINE = 0.075, 52  # inches of a letter of a legend, and letters that fit into the width of a panel
 ROUND = [1, 2, 5, 10]  # steps between ticks, and ten, a hundred, a tenth ... times these
+LANE = 0.07  # between two plateaus, in the height of the curves
 APART = 0.04  # between series over the same name, in the distance of two names
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a text that lines would cross
 # The colours of the page, which can be dark, for what is not in the colour of a loss; black must be seen best.
@@ -91,14 +92,18 @@ def drawings(plot: Plot) -> list[Drawing]:
 
 
 def _height(plot: Plot, panel: Panel) -> float:
-    return ROW * len(panel.ticks) + 0.6 if plot.kind == "intervals" else HEIGHT
+    if plot.kind == "intervals":
+        return ROW * len(panel.ticks) + 0.6
+    lanes = max(0, len(panel.series) - 4) if panel.plateaus else 0  # that would leave the curves too little
+    return HEIGHT * (1 + LANE * lanes)
 
 
 def _lines(axes: Axes, plot: Plot, panel: Panel) -> None:
+    every = sorted({point.x for series in panel.series for point in series.points})
     for place, series in enumerate(panel.series):
-        aside = APART * (place - (len(panel.series) - 1) / 2) if panel.ticks else 0  # bars do not hide each other
+        aside = APART * (place - (len(panel.series) - 1) / 2) if panel.ticks or panel.log else 0  # hide no other's bar
         places, y, low, high = zip(*series.points, strict=True)
-        x = [at + aside for at in places]
+        x = [at * (every[1] / every[0]) ** aside if panel.log else at + aside for at in places]
         line = "none" if plot.kind == "scatter" else "--" if series.dashed else "-"
         mark = "" if plot.kind == "curves" else "o"
         look = _look(plot, series)
@@ -110,12 +115,37 @@ def _lines(axes: Axes, plot: Plot, panel: Panel) -> None:
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.margins(x=0.08)
+    elif panel.plateaus:
+        axes.set_xscale("log" if panel.log else "linear")
+        axes.set_xticks(every, [f"{x:g}".replace("-", "−") for x in every])
+        axes.minorticks_off()
     else:
         epochs = plot.kind in ("curves", "scatter")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND, integer=epochs))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+    if panel.plateaus:
+        _plateaus(axes, plot, panel)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+
+def _plateaus(axes: Axes, plot: Plot, panel: Panel) -> None:
+    """Below the curves a line for each series: its plateau, and a ring at what was chosen."""
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    step = LANE * (high - low)
+    axes.axhline(low, color=GREY, linewidth=0.8)
+    beside = axes.get_yaxis_transform()
+    axes.text(0.01, low - 0.2 * step, panel.plateaus, transform=beside, va="top", fontsize=8, color=GREY)
+    for place, series in enumerate(panel.series):
+        look, height = _look(plot, series), low - step * (place + 2)
+        line = "none" if panel.ticks else "-"  # there is nothing between two names
+        heights = [height] * len(series.plateau)
+        axes.plot(series.plateau, heights, linestyle=line, marker="o", linewidth=4, markersize=5, **look)
+        if series.chosen is not None:
+            axes.plot(series.chosen, height, "o", markersize=7, markerfacecolor="white", markeredgewidth=2, **look)
+    axes.set_yticks(ticks)
+    axes.set_ylim(low - step * (len(panel.series) + 1.6), high)
 
 
 def _intervals(axes: Axes, plot: Plot, panel: Panel) -> None:

@@ -5,10 +5,10 @@ Jinja escapes whatever it is given but for the drawings, in which matplotlib has
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
@@ -17,7 +17,16 @@ from polydice.studies.comparison import Comparison, Row
 from polydice.studies.figures import drawings, themed
 from polydice.studies.plots import Plot
 from polydice.studies.statistics import Score
-from polydice.studies.tables import Table, choices, courses, results
+from polydice.studies.tables import Table, choices, courses, results, signed
+
+
+class Pair(NamedTuple):
+    """A loss less another one, in points, with the interval and what follows from it."""
+
+    mean: float
+    low: float
+    high: float
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,10 @@ class Section:
     comparison: Comparison
     plots: Sequence[Plot]
     pictures: Path | str  # the PNG of test cases, or why there is none
+    answer: str = ""  # to what the study asks, in words
+    warnings: Sequence[str] = ()  # that the answer needs
+    tuned: Sequence[Plot] = ()  # beside the verdicts
+    pairs: Mapping[tuple[str, str], Pair] = field(default_factory=dict)  # the first loss less the second
 
     @property
     def title(self) -> str:
@@ -50,6 +63,12 @@ class Section:
         return [(_judged(row, self.comparison.score), row.verdict) for row in self.comparison.rows if row.verdict]
 
     @property
+    def losses(self) -> list[str]:
+        """In the order of the table of pairs: each stands beside those before it."""
+        known = {loss for pair in self.pairs for loss in pair}
+        return [row.loss for row in self.comparison.rows if row.loss in known]
+
+    @property
     def image(self) -> str:
         return _embedded(self.pictures) if isinstance(self.pictures, Path) else ""
 
@@ -58,7 +77,8 @@ def page(**content: Any) -> str:
     """The page; report.html.jinja says what it is made of."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"drawings": drawings, "themed": themed}
+    environment.filters["kind"] = lambda verdict: verdict.partition(",")[0].replace(" ", "-")  # a class of report.css
+    environment.filters |= {"drawings": drawings, "themed": themed, "signed": signed}
     return environment.get_template("report.html.jinja").render(content) + "\n"
 
 

@@ -38,6 +38,8 @@ class Series:
     colour: str
     points: tuple[Point, ...]
     dashed: bool = False
+    plateau: tuple[float, ...] = ()  # the x that do about as well as the best
+    chosen: float | None = None  # the x that was chosen
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Panel:
     series: tuple[Series, ...]
     ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
     cut: tuple[float, float] | None = None  # intervals that go beyond these bounds are cut off there
+    log: bool = False  # x is drawn by its logarithm
+    plateaus: str = ""  # what a plateau is; it is drawn below the curves, where there is any
 
 
 @dataclass(frozen=True)
