@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": 3, "docs/theory.md": 5, "docs/adding-a-loss.md": 2, "docs/models.md": 3, "docs/curves.md": 1}
+PAGES = {
+    "README.md": 3,
+    "docs/theory.md": 5,
+    "docs/adding-a-loss.md": 2,
+    "docs/models.md": 3,
+    "docs/curves.md": 1,
+    "docs/report.md": 1,
+}
 
 USERS_FILES = {("docs/models.md", 1)}  # weights that are not part of the package
 
