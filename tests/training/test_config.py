@@ -19,7 +19,19 @@ SETTINGS = Settings(data=Path("data"), out=Path("out"))
 
 def test_the_defaults_are_the_papers() -> None:
     wanted = {"size": 224, "epochs": 200, "rate": 0.01, "power": 0.9, "momentum": 0.9, "decay": 1e-4, "folds": 5}
-    assert {name: getattr(SETTINGS, name) for name in wanted} == wanted
+    assert {name: SETTINGS.to_json()[name] for name in wanted} == wanted
+    assert (SETTINGS.optimizer, SETTINGS.nesterov) == ("sgd", False)
+
+
+def test_what_is_not_given_is_what_the_optimiser_has() -> None:
+    adamw = replace(SETTINGS, optimizer="adamw")
+    assert adamw.optimization == {"rate": 3e-4, "decay": 0.01}
+    assert {name: adamw.to_json()[name] for name in ("rate", "momentum", "decay")} == {
+        "rate": 3e-4, "momentum": None, "decay": 0.01
+    }  # fmt: skip
+    given = replace(SETTINGS, rate=0.5, decay=0.0, momentum=0.0)
+    assert given.optimization == {"rate": 0.5, "momentum": 0.0, "decay": 0.0}
+    assert replace(given, optimizer="adamw", momentum=None).optimization == {"rate": 0.5, "decay": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,11 @@ def test_the_defaults_are_the_papers() -> None:
         ({"cut": 100.0}, "cut must lie between 0 and 100 percent: 100.0"),
         ({"momentum": -0.1}, "momentum must not be negative: -0.1"),
         ({"decay": -1.0}, "decay must not be negative: -1.0"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw: adam"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "adamw has no momentum: 0.9; leave it out, or take optimizer sgd"),
+        ({"optimizer": "adamw", "momentum": 0.0}, "adamw has no momentum: 0.0; leave it out, or take optimizer sgd"),
+        ({"optimizer": "adamw", "nesterov": True}, "adamw has no nesterov: True; leave it out, or take optimizer sgd"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0: 0.0"),
         ({"seed": -1}, "seed must not be negative: -1"),
         ({"fold": 5}, "fold must lie between 0 and 4: 5"),
         ({"fold": -1}, "fold must lie between 0 and 4: -1"),
@@ -90,6 +107,17 @@ def test_a_run_saved_before_there_was_a_choice_of_scores_has_the_papers() -> Non
     del saved["score"]
     assert replace(SETTINGS, score="dice_global").differences(saved) == []
     assert SETTINGS.differences(saved) == ["score 'dice_global' -> 'dice_foreground'"]
+
+
+def test_a_run_saved_before_there_was_a_choice_of_optimisers_has_sgd() -> None:
+    saved = SETTINGS.to_json()
+    assert (saved["rate"], saved["momentum"], saved["decay"]) == (0.01, 0.9, 1e-4), "as they were written before"
+    del saved["optimizer"], saved["nesterov"]
+    assert SETTINGS.differences(saved) == []
+    assert replace(SETTINGS, rate=0.01, momentum=0.9, decay=1e-4).differences(saved) == []
+    assert replace(SETTINGS, optimizer="adamw", rate=0.01, decay=1e-4).differences(saved) == [
+        "optimizer 'sgd' -> 'adamw'", "momentum 0.9 -> None"
+    ]  # fmt: skip
 
 
 def test_the_options_of_a_model_are_its_own() -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,20 +31,25 @@ ALONE = Process(0, 1, torch.device("cpu"))
 # A run that is killed and resumed ends as one that never was
 
 
-def test_killed_at_twenty_random_moments_a_run_ends_the_same(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "kills"), [({}, 20), ({"optimizer": "adamw", "rate": 0.01}, 10)], ids=["sgd", "adamw"]
+)
+def test_killed_at_random_moments_a_run_ends_the_same(
+    images: Path, tmp_path: Path, options: dict[str, Any], kills: int
+) -> None:
     told = python(
         # Each life is a twelfth of the run at most, so all moments are met: starting, training, saving. Should the run
         # end nevertheless, another one takes the other kills.
-        "data, folder = map(Path, sys.argv[1:])\n"
+        "data, folder, wanted, more = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])\n"
         "loss = 'TvMFDiceLoss(kappa=0.0, batch=True) + CrossEntropyLoss()'\n"
-        "options = dict(epochs=40, save_every=0.0, loss=loss, resume=True)\n"
+        "options = dict(epochs=40, save_every=0.0, loss=loss, resume=True, **more)\n"
         "began = time.monotonic()\n"
         "assert wait([fork(small(data, folder / 'whole', **options))])\n"
         "length, kills, run = time.monotonic() - began, 0, 0\n"
         "random.seed(0)\n"
         "while True:\n"
         "    child = fork(small(data, folder / f'killed-{run}', **options))\n"
-        "    if kills < 20:\n"
+        "    if kills < wanted:\n"
         "        time.sleep(random.uniform(0, length / 12))\n"
         "        os.kill(child, signal.SIGKILL)\n"
         "    _, status = os.waitpid(child, 0)\n"
@@ -51,13 +57,15 @@ def test_killed_at_twenty_random_moments_a_run_ends_the_same(images: Path, tmp_p
         "        kills += 1\n"
         "        continue\n"
         "    assert status == 0\n"
-        "    if kills == 20: break\n"
+        "    if kills == wanted: break\n"
         "    run += 1\n"
         "print(kills)\n",
         images,
         tmp_path,
+        kills,
+        json.dumps(options),
     )
-    assert told == "20\n"
+    assert told == f"{kills}\n"
     whole = ended(tmp_path / "whole")
     for folder in tmp_path.glob("killed-*"):
         assert ended(folder) == whole

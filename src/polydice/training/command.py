@@ -37,10 +37,11 @@ def train(
     from polydice.data.cache import CacheError
     from polydice.training import loop
     from polydice.training.checkpoint import CheckpointError
+    from polydice.training.run import TrainingError
 
     try:
         result = loop.train(settings, _tell, lines=True)
-    except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
+    except (TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
         return _failed(str(problem))
     except torch.OutOfMemoryError as problem:
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")

@@ -26,7 +26,14 @@ CACHE = Path.home() / ".cache" / "polydice"
 
 CountingScore = Literal["dice_foreground", "dice_global"]
 # What a run meant that was saved before there was such a setting.
-BEFORE: dict[str, Any] = {"score": "dice_global"}
+BEFORE: dict[str, Any] = {"score": "dice_global", "optimizer": "sgd", "nesterov": False}
+
+# What each optimiser has, and what that is if it is not given. SGD's are the paper's. AdamW's rate is that of nnU-Net's
+# nnUNetTrainerAdam3en4, its decay that of torch.
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {"rate": 0.01, "momentum": 0.9, "decay": 1e-4},
+    "adamw": {"rate": 3e-4, "decay": 0.01},
+}
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,19 @@ class Settings:
     """How often every training image is seen."""
     batch: Count | None = None
     """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
-    rate: Positive = 0.01
-    """Learning rate of the first step; it falls to 0 by the last."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    rate: Positive | None = None
+    """Learning rate of the first step; it falls to 0 by the last. If not given 0.01 for sgd, 0.0003 for adamw."""
     power: NotNegative = 0.9
     """The rate falls as (1 - step/steps)^power."""
-    momentum: Annotated[float, Range(0, 1)] = 0.9
-    """Of SGD."""
-    decay: NotNegative = 1e-4
-    """Weight decay."""
+    momentum: Annotated[float, Range(0, 1)] | None = None
+    """sgd: how much of the last step goes into the next. If not given 0.9."""
+    nesterov: bool = False
+    """sgd: momentum in Nesterov's form."""
+    decay: NotNegative | None = None
+    """Weight decay: sgd adds it to the gradient, adamw takes rate times decay from the weights. If not given 0.0001 for
+    sgd, 0.01 for adamw."""
     clip: Positive | None = None
     """Largest norm of a step's gradient."""
     rotation: Annotated[float, Range(0, 360)] | None = None
@@ -143,6 +155,11 @@ class Settings:
         for name in chain.from_iterable(OWN_OPTIONS.values()):
             if name not in OWN_OPTIONS[self.model] and getattr(self, name):
                 raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")
+        for name, value in (("momentum", self.momentum), ("nesterov", self.nesterov or None)):
+            if self.optimizer == "adamw" and value is not None:
+                raise ValueError(f"adamw has no {name}: {value}; leave it out, or take optimizer sgd")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError(f"nesterov needs a momentum above 0: {self.momentum}")
 
     @property
     def dims(self) -> Literal[2, 3]:
@@ -165,8 +182,16 @@ class Settings:
             options["deep_supervision"] = True
         return {name: value for name, value in options.items() if value is not None}
 
+    @property
+    def optimization(self) -> dict[str, float]:
+        """The numbers that the optimiser takes, as they are given or as it has them."""
+        own = OPTIMIZERS[self.optimizer]
+        given = {name: getattr(self, name) for name in own}
+        return {name: own[name] if value is None else value for name, value in given.items()}
+
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        """As `settings.json` keeps them: what the optimiser has of itself is written out."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self) | self.optimization, default=str))
         return found
 
     def differences(self, saved: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from polydice.training.config import Settings
 from polydice.training.interrupt import Interrupt
 from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, objective, supervised
+from polydice.training.optimizer import set_rate
 from polydice.training.processes import joined
 from polydice.training.run import Run, TrainingError, copied, device_name
 from polydice.training.scoring import completed, score
@@ -89,11 +90,9 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
     numbers = np.random.SeedSequence([settings.seed, run.epoch, 1 + run.process.rank])
     torch.manual_seed(int(numbers.generate_state(1)[0]))
     run.network.train()
-    total = settings.epochs * run.steps
     losses, items = [], []
     for step, batch in enumerate(run.training.epoch(run.epoch), start=run.epoch * run.steps):
-        for group in run.optimizer.param_groups:
-            group["lr"] = settings.rate * (1 - step / total) ** settings.power
+        set_rate(run.optimizer, settings, step, settings.epochs * run.steps)
         run.optimizer.zero_grad()
         loss = supervised(run.loss, run.network(batch.images), batch.labels)
         loss.backward()

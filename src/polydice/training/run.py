@@ -23,6 +23,7 @@ from polydice.training.checkpoint import load, save, save_weights
 from polydice.training.config import Settings
 from polydice.training.inference import Network, patch_for
 from polydice.training.objective import has_kappa
+from polydice.training.optimizer import make_optimizer
 from polydice.training.processes import Process
 from polydice.training.watch import Epoch
 
@@ -77,10 +78,7 @@ class Run:
         self.network = Network(self.model, patch, settings.precision, compiled)
         self.loss = loss.to(process.device)
         self.adaptive = settings.adapt_kappa and has_kappa(loss)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), settings.rate, settings.momentum, weight_decay=settings.decay,
-            fused=process.device.type == "cuda",
-        )  # fmt: skip
+        self.optimizer = make_optimizer(settings, self.model.parameters(), fused=process.device.type == "cuda")
         self.epoch = 0  # how many are over
         self.history: list[Epoch] = []
         self.best_epoch, self.best_score = 0, -math.inf
