@@ -344,6 +344,24 @@ def test_the_last_weights_are_tested_beside_the_best(
     assert result["test"]["dice_case"] < 0.1
 
 
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_until_a_run_ends_the_weights_that_count_are_in_their_file(images: Path, tmp_path: Path, kind: str) -> None:
+    train_until(2, small(images, tmp_path / "run", epochs=3, save_every=0.0, weights=kind, rate=0.3))
+    assert [path.name for path in (tmp_path / "run").glob("*.safetensors")] == [f"{kind}.safetensors"]
+    checkpoint = load(tmp_path / "run")
+    assert checkpoint is not None
+    found, _ = load_weights(tmp_path / "run" / f"{kind}.safetensors")
+    prefix = {"last": "model.", "best": "best."}[kind]
+    assert all(torch.equal(found[name], checkpoint.weights[prefix + name]) for name in found)
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_surfaces_are_of_the_weights_that_count_at_least(images: Path, tmp_path: Path, kind: str) -> None:
+    result = train(small(images, tmp_path / "run", epochs=1, surfaces=True, weights=kind))
+    assert "surface" in result["test"]
+    assert ("surface" in result["last"]["test"]) == (kind == "last")
+
+
 @pytest.mark.parametrize("adapt", [True, False])
 def test_kappa_follows_the_validation_and_is_kept(
     images: Path, tmp_path: Path, adapt: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from polydice.training.loop import train
 from polydice.training.optimizer import make_optimizer, set_rate
 from tests.training.runs import ended, history, small, train_until
 
-SETTINGS = Settings(data=Path("data"), out=Path("out"))
 STEPS = 7
 
 
 def stepped(**given: Any) -> np.ndarray[Any, Any]:
     """Where STEPS steps take the weights 1, -2, 3 of ½·Σ k·w², k = 1, 2, 3, in float64."""
-    settings = replace(SETTINGS, **given)
+    settings = Settings(data=Path("data"), out=Path("out"), **given)
     weights = nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     optimizer = make_optimizer(settings, [weights], fused=False)
     for step in range(STEPS):

@@ -24,9 +24,11 @@ OWN_OPTIONS = {
 Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
+SETTINGS = "settings.json"  # in the folder of a run
 CountingScore = Literal["dice_foreground", "dice_global"]
+CountingWeights = Literal["last", "best"]
 # What a run meant that was saved before there was such a setting.
-BEFORE: dict[str, Any] = {"score": "dice_global", "optimizer": "sgd", "nesterov": False}
+BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best", "optimizer": "sgd", "nesterov": False}
 
 # What each optimiser has, and what that is if it is not given. SGD's are the paper's. AdamW's rate is that of nnU-Net's
 # nnUNetTrainerAdam3en4, its decay that of torch.
@@ -39,7 +41,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 @dataclass(frozen=True)
 class Settings:
     """One training run. The defaults are the paper's (SGD, 200 epochs, batches of 24 images of 224 x 224), except for
-    the score."""
+    the score and the weights that count."""
 
     data: Path
     """Folder of the data set."""
@@ -125,8 +127,11 @@ class Settings:
     """Of weights, order and augmentation."""
 
     score: CountingScore = "dice_foreground"
-    """The score that counts: on validation it chooses the weights. dice_foreground is the mean over the foreground
+    """The score that counts: on validation it chooses the best weights. dice_foreground is the mean over the foreground
     classes; dice_global, the paper's, has the background in it, and so pays for finding nothing."""
+    weights: CountingWeights = "last"
+    """The weights that count: those of the last epoch, or those that were best on validation. Both are kept and tested;
+    `polydice predict` takes those that count."""
     validate_every: Count = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True
@@ -160,6 +165,9 @@ class Settings:
                 raise ValueError(f"adamw has no {name}: {value}; leave it out, or take optimizer sgd")
         if self.nesterov and self.momentum == 0:
             raise ValueError(f"nesterov needs a momentum above 0: {self.momentum}")
+        for name, own in OPTIMIZERS[self.optimizer].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own)
 
     @property
     def dims(self) -> Literal[2, 3]:
@@ -184,14 +192,11 @@ class Settings:
 
     @property
     def optimization(self) -> dict[str, float]:
-        """The numbers that the optimiser takes, as they are given or as it has them."""
-        own = OPTIMIZERS[self.optimizer]
-        given = {name: getattr(self, name) for name in own}
-        return {name: own[name] if value is None else value for name, value in given.items()}
+        """The numbers that the optimiser takes."""
+        return {name: getattr(self, name) for name in OPTIMIZERS[self.optimizer]}
 
     def to_json(self) -> dict[str, Any]:
-        """As `settings.json` keeps them: what the optimiser has of itself is written out."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self) | self.optimization, default=str))
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return found
 
     def differences(self, saved: dict[str, Any]) -> list[str]:

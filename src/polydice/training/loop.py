@@ -19,7 +19,7 @@ from polydice.data.prepare import Prepared
 from polydice.data.readers import open_dataset
 from polydice.data.usable import usable
 from polydice.training.checkpoint import load, remove, write_text
-from polydice.training.config import Settings
+from polydice.training.config import SETTINGS, Settings
 from polydice.training.interrupt import Interrupt
 from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, objective, supervised
@@ -31,13 +31,13 @@ from polydice.training.watch import HISTORY, Epoch, Watch, write_history
 from polydice.values import check
 
 LOOK = 200  # steps after which the losses of a long epoch are looked at: to do so at every step would slow a GPU down
-SETTINGS, RESULT = "settings.json", "result.json"
+RESULT = "result.json"
 
 
 def train(
     settings: Settings, tell: Callable[[Dataset], object] | None = None, *, lines: bool = False
 ) -> dict[str, Any]:
-    """Trains, keeps the weights of the best validation and tests them; the result is what `result.json` holds.
+    """Trains, and tests the last weights and those of the best validation; the result is what `result.json` holds.
 
     A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had not
     been: batches and all that is random depend on the seed and the epoch alone, and what changes is in the checkpoint.
@@ -135,8 +135,7 @@ def validate(run: Run) -> dict[str, Any]:
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """Tests the best weights, and the last for comparison, and writes the result; the checkpoints have done their
-    work."""
+    """Tests the last weights and the best, and writes the result; the checkpoints have done their work."""
     settings, out, seconds = run.settings, run.settings.out, run.seconds()
 
     def tested(epoch: int, surfaces: bool) -> dict[str, Any]:
@@ -149,10 +148,10 @@ def finish(run: Run) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as writer:  # the disk takes as long as the tests
         # From the host: another thread could disturb a GPU that records a CUDA graph.
         saved = [
-            writer.submit(run.save_weights, name, copied(weights, "cpu"))
-            for name, weights in (("best", run.best), ("last", run.model.state_dict()))
+            writer.submit(run.save_weights, "best", copied(run.best, "cpu")),
+            writer.submit(run.save_weights, "last", copied(run.model.state_dict(), "cpu")),
         ]
-        last = tested(run.epoch, surfaces=False)
+        last = tested(run.epoch, settings.surfaces and settings.weights == "last")
         run.model.load_state_dict(run.best)
         best = tested(run.best_epoch, settings.surfaces)
         for each in saved:

@@ -20,12 +20,13 @@ from polydice.data.prepare import Prepared
 from polydice.data.usable import used
 from polydice.models import build
 from polydice.training.checkpoint import load, save, save_weights
-from polydice.training.config import Settings
+from polydice.training.config import CountingWeights, Settings
 from polydice.training.inference import Network, patch_for
 from polydice.training.objective import has_kappa
 from polydice.training.optimizer import make_optimizer
 from polydice.training.processes import Process
 from polydice.training.watch import Epoch
+from polydice.training.weights import FILES
 
 Weights = dict[str, Tensor]
 
@@ -138,14 +139,14 @@ class Run:
         self.loss.load_state_dict(state["loss"])
         self.epoch, self.history, self._seconds = state["epoch"], state["history"], state["seconds"]
         self.best_epoch, self.best_score = state["best_epoch"], state["best_score"]
-        self.save_weights("best", self.best)  # the run may have been killed before it wrote them
+        self.save_counting()  # the run may have been killed before it wrote them
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint, by the clock of this process."""
         return time.monotonic() - self._saved >= self.settings.save_every
 
     def save(self) -> None:
-        """A checkpoint, and the best weights in a file of their own."""
+        """A checkpoint, and the weights that count in a file of their own."""
         if self.process.first:
             weights = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
             weights |= {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -160,14 +161,19 @@ class Run:
                 "seconds": self.seconds(),
             }
             save(self.settings.out, weights, state, self.described)
-            self.save_weights("best", self.best)
+            self.save_counting()
         self._saved = time.monotonic()
 
-    def save_weights(self, name: str, weights: Weights) -> None:
+    def save_counting(self) -> None:
+        """The weights that would count if the run ended here."""
+        kind = self.settings.weights
+        self.save_weights(kind, self.best if kind == "best" else self.model.state_dict())
+
+    def save_weights(self, kind: CountingWeights, weights: Weights) -> None:
         """Weights in a file by themselves, from which `polydice predict` rebuilds the network."""
         if self.process.first:
             about = self.described | {"precision": self.settings.precision}
-            save_weights(self.settings.out / f"{name}.safetensors", weights, about)
+            save_weights(self.settings.out / FILES[kind], weights, about)
 
     def _augmentation(self) -> Augment2D | Augment3D:
         settings = self.settings

@@ -11,6 +11,7 @@ from polydice.data.prepare import Prepared
 from polydice.training.config import BEFORE
 from polydice.training.inference import Network
 from polydice.training.metrics import confusion, dice_per_class, evaluate, surface
+from polydice.training.weights import counted
 
 
 def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int, surfaces: bool) -> dict[str, Any]:
@@ -53,14 +54,16 @@ def completed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def validation(result: Mapping[str, Any]) -> float | None:
-    """What a run reached on validation, by the score that chose its weights; None if there was no foreground."""
+    """What the weights at the top of a result reached on validation, by the score that counts; None if there was no
+    foreground. `validation(counted(result))` is about the weights that count."""
     score = (BEFORE | result.get("settings", {}))["score"]
     found: float | None = result[f"validation_{score}"]
     return found
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of a run's scores must know, in words."""
+    """What a reader of a run's scores must know, in words; of the weights that count."""
+    result = counted(result)
     found = [collapse(result["test"])]
     if result["test"]["dice_foreground"] is None:
         found.append("Dice of the foreground is not defined, since no test case has any")
