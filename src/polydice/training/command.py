@@ -92,7 +92,8 @@ def _line(settings: Settings, result: dict[str, Any]) -> str:
 
 
 def _tell(dataset: "Dataset") -> None:
-    """What is trained on, at once if somebody watches or should know it; the last line says it always."""
+    """Says what is trained on, before it begins, if there is a terminal or something to know; the last line always says
+    it."""
     from polydice.data.usable import described
 
     if sys.stderr.isatty() or dataset.findings or len(dataset.cases) < dataset.listed:

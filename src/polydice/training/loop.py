@@ -25,7 +25,7 @@ from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, objective, supervised
 from polydice.training.optimizer import set_rate
 from polydice.training.processes import joined
-from polydice.training.run import Run, TrainingError, copied, device_name
+from polydice.training.run import Run, TrainingError, copied
 from polydice.training.scoring import completed, score
 from polydice.training.watch import HISTORY, Epoch, Watch, write_history
 from polydice.values import check
@@ -39,11 +39,11 @@ def train(
 ) -> dict[str, Any]:
     """Trains, and tests the last weights and those of the best validation; the result is what `result.json` holds.
 
-    A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had not
-    been: batches and all that is random depend on the seed and the epoch alone, and what changes is in the checkpoint.
-    Of several processes that train together, the first returns the result, and the others nothing. `tell` is shown
-    what is trained on, before the first step. With `lines`, an epoch is told in a line where there is no terminal for a
-    progress bar.
+    A run that was stopped goes on from its last checkpoint, if `settings.resume` says so, and ends as if it had never
+    been stopped: batches and all that is random depend on the seed and the epoch alone, and what changes is in the
+    checkpoint. Of several processes that train together, the first returns the result, and the others an empty one.
+    `tell` is called with the data set before the first step. With `lines`, every epoch is a line of text where there is
+    no terminal for a progress bar.
     """
     with joined(settings.device) as process:
         objective(settings.loss, process)  # what is wrong with it is said before anything is read
@@ -84,9 +84,9 @@ def opened(settings: Settings) -> tuple[Dataset, Prepared]:
 
 
 def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
-    """Trains for an epoch, and says how it went. What is no number ends the run."""
+    """Trains for an epoch, and says how it went. A loss or a weight that is NaN or infinite ends the run."""
     settings = run.settings
-    # What is random in the network, dropout, follows from the epoch as the batches do, and differs by process.
+    # Dropout, like the batches, depends on the seed and the epoch alone; and it differs between processes.
     numbers = np.random.SeedSequence([settings.seed, run.epoch, 1 + run.process.rank])
     torch.manual_seed(int(numbers.generate_state(1)[0]))
     run.network.train()
@@ -145,8 +145,8 @@ def finish(run: Run) -> dict[str, Any]:
         return {"best_epoch": epoch, **reached, **score(run.network, run.prepared, run.fold.test, run.batch, surfaces)}
 
     write_history(out / HISTORY, run.history)
-    with ThreadPoolExecutor(1) as writer:  # the disk takes as long as the tests
-        # From the host: another thread could disturb a GPU that records a CUDA graph.
+    with ThreadPoolExecutor(1) as writer:  # writing takes as long as testing, so both are done at once
+        # The thread is given copies on the host: if it used the GPU, it could disturb a CUDA graph that is recorded.
         saved = [
             writer.submit(run.save_weights, "best", copied(run.best, "cpu")),
             writer.submit(run.save_weights, "last", copied(run.model.state_dict(), "cpu")),
@@ -164,7 +164,7 @@ def finish(run: Run) -> dict[str, Any]:
         "last": last,  # what the result would be with these weights
         "seconds": round(seconds, 1),
         "versions": {"polydice": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "device": device_name(run.process.device),
+        "device": _device_name(run.process.device),
     }
     write_text(out / RESULT, json.dumps(result, indent=1, allow_nan=False) + "\n")
     remove(out)
@@ -172,9 +172,9 @@ def finish(run: Run) -> dict[str, Any]:
 
 
 def _begin(settings: Settings) -> dict[str, Any] | None:
-    """Makes the run's folder, or looks whether the run it holds is this one; the result if that is finished."""
+    """Makes the run's folder, or checks that the run in it has these settings; the result, if that run is finished."""
     out = settings.out
-    # A run that failed before its first epoch was over has left nothing to lose.
+    # A run that failed in its first epoch has left nothing of value: its folder is taken.
     begun = any(any(out.glob(name)) for name in (HISTORY, "checkpoint-*", RESULT))
     if not begun:
         write_text(out / SETTINGS, json.dumps(settings.to_json(), indent=1) + "\n")
@@ -211,7 +211,7 @@ def _read_losses(run: Run, losses: list[Tensor], items: list[Tensor]) -> list[fl
 
 
 def _norms(model: nn.Module) -> list[float]:
-    """Of the gradient that the parameters still have, and of the parameters: how far a step goes, and from where."""
+    """Of the last step's gradient, which the parameters still have, and of the parameters."""
     parameters = list(model.parameters())
     gradients = [each.grad for each in parameters if each.grad is not None]
     with torch.no_grad():
@@ -229,3 +229,7 @@ def _stop(run: Run, what: str, items: list[Tensor]) -> NoReturn:
         f"{what} at step {run.epoch * run.steps + len(items)} (epoch {run.epoch + 1}), on a batch of "
         f"{', '.join(cases)}; the last good checkpoint is {good}"
     )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,8 +94,8 @@ class Run:
     def together(self) -> Iterator[None]:
         """While this lasts, the network is trained together with the other processes.
 
-        What joins them must go before their group does: if it is the last to know the group, it ends gloo's threads
-        while these wait for Python, which waits for them (pytorch/pytorch#56297).
+        What joins the processes (DDP) must be freed before their group is destroyed. If it were the last to hold the
+        group, to free it would wait for gloo's threads, and these may wait for Python's lock (pytorch/pytorch#56297).
         """
         self.network.trained = self.process.together(self.model)
         try:
@@ -128,7 +127,7 @@ class Run:
                 f"{self.described['prepared']}, which is in {self.settings.data}"
             )
         state, world = found.state, self.process.world
-        if state.get("processes", world) != world:  # batches, batch norms and dropout would be others
+        if state.get("processes", world) != world:  # with another number, batch norms and dropout would differ
             raise TrainingError(
                 f"{self.settings.out} holds a run of {state['processes']} processes, which would end otherwise with "
                 f"{world}: resume it with {state['processes']} (torchrun --nproc-per-node), or take another folder"
@@ -188,10 +187,6 @@ class Run:
 def copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:
     """Weights that further training leaves as they are."""
     return {name: tensor.to(device or tensor.device, copy=True) for name, tensor in weights.items()}
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
 
 
 def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:

@@ -18,8 +18,8 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
     """`test`: the scores of all cases; `cases`: of each its confusion matrix, its Dice of every class and, if wanted,
     its surface distances. A number that does not exist is None.
 
-    Slices are put back into their volumes first. Distances are in millimetres if the spacing of every case is known:
-    else they would have no common mean.
+    Slices are put back into their volumes first. Distances are in millimetres if every spacing is known, and else in
+    pixels: their mean needs one unit.
     """
     chosen = [prepared.cases[case] for case in cases]
     classes, in_mm = len(prepared.classes), all(case.spacing for case in chosen)
@@ -45,7 +45,8 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
 
 
 def completed(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with the scores it was written before: they follow from the confusion matrices of its cases."""
+    """A result of an older version, with the scores that it does not have: they follow from the confusion matrices of
+    its cases."""
     for each in (result, result.get("last", {})):
         if {"test", "cases"} <= each.keys() and "lost_classes" not in each["test"]:
             matrices = torch.tensor([case["confusion"] for case in each["cases"]])
