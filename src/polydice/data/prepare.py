@@ -14,8 +14,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polydice.data.cache import CacheError, digests, publish, replace_text, sha256, short_hash
+from polydice.data.cache import CacheError, digests, publish, sha256, short_hash
 from polydice.data.cases import VOID, Case, DataError, Dataset, Intensity, Sample
+from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
@@ -113,7 +114,7 @@ class Prepared:
         if not (self.folder / SUMS).exists():
             print(f"{self.folder} has no checksums, as an earlier version made it: they are added now", file=sys.stderr)
             with suppress(OSError):
-                replace_text(self.folder / SUMS, _sums(found))
+                replace_file(self.folder / SUMS, _sums(found).encode())
             return
         written = (self.folder / SUMS).read_text()
         changed = [file.name for file in files if _sums({file: found[file]}) not in written]
