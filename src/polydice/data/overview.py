@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from polydice.data.cases import Dataset
+from polydice.data.cases import CT_WINDOW, Dataset
 from polydice.data.check import Facts, size
 from polydice.data.files import tally
 
@@ -87,7 +87,7 @@ def _visible(image: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
     if dataset.intensity == "colour" and len(image) == 3:
         return np.moveaxis(image, 0, -1)
     grey = image[0].astype(np.float32)
-    low, high = (-125.0, 275.0) if dataset.intensity == "ct" else np.nanpercentile(grey, (0.5, 99.5))
+    low, high = CT_WINDOW if dataset.intensity == "ct" else np.nanpercentile(grey, (0.5, 99.5))
     return np.asarray(((grey - low) / max(high - low, 1e-6)).clip(0, 1))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydice.data.cache import CacheError, digests, publish, sha256, short_hash
-from polydice.data.cases import VOID, Case, DataError, Dataset, Intensity, Sample
+from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Intensity, Sample
 from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
@@ -34,7 +34,7 @@ class Preparation:
     dims: Literal[2, 3] = 2  # images and every slice of a volume, or volumes
     size: int = 224  # 2D: pixels along both edges
     spacing: tuple[float, float, float] | None = None  # 3D: millimetres (z, y, x); None takes the median of the set
-    window: tuple[float, float] = (-125.0, 275.0)  # CT: the Hounsfield units that become 0 and 1
+    window: tuple[float, float] = CT_WINDOW  # CT: the Hounsfield units that become 0 and 1
     cut: float | None = None  # MR: percent of a channel's values above its minimum, the brightest, that become 1
 
     def __post_init__(self) -> None:
