@@ -16,8 +16,11 @@ from polydice.data.patches import Patches
 from polydice.data.prepare import Prepared
 from polydice.data.stores import Pair, Place, Slices, Volumes
 
-AHEAD, READERS = 6, 3  # batches that are read and copied while one is in use, and the threads that do so
-CPU_PIXELS = 1 << 16  # for each thread in one go: more outgrows its cache, and fresh memory costs more than the work
+AHEAD = 6  # batches that are read and copied to the device while one is in use
+READERS = 3  # threads that read and copy them
+# On a CPU a batch is augmented in parts of so many pixels for each thread. The results of a larger part do not fit into
+# the processor's cache, and to get fresh memory for them takes longer than the arithmetic.
+CPU_PIXELS = 1 << 16
 
 Read = Callable[[], Pair]
 
@@ -76,8 +79,8 @@ class Batches:
             raise ValueError(f"{len(self.items)} items do not make one batch of {self.batch}: take a smaller batch")
         return steps
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from step `start` on.
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of an epoch.
 
         The order and all parameters are drawn before the first batch, from one CPU generator whose seed numpy's
         SeedSequence mixes from `seed` and `number`. From then on nothing waits for the device.
@@ -86,8 +89,8 @@ class Batches:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.items), generator=generator)[: len(self) * self.batch]
         parameters = self.augment.draw(len(order), generator) if self.augment else torch.empty(len(order), 0)
-        reads = self._training_reads(order, generator)[start:]
-        order, parameters = self._mine(order)[start:], _sent(self._mine(parameters)[start:], self.device)
+        reads = self._training_reads(order, generator)
+        order, parameters = self._mine(order), _sent(self._mine(parameters), self.device)
         with closing(self._pairs(reads)) as pairs:
             for index, row, (images, labels) in zip(order, parameters, pairs, strict=True):
                 yield Batch(*self._augmented(images, labels, row), self.items[index])

@@ -16,7 +16,7 @@ from polydice.data.overview import overview
 from polydice.data.readers import open_dataset
 
 COLUMNS = ("label", "class", "pixels", "share", "cases")
-Row = tuple[int, str, int, float, int]
+ClassCount = tuple[int, str, int, float, int]  # as COLUMNS
 
 
 def data(
@@ -70,7 +70,7 @@ def data(
     return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
-def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[Row], findings: Sequence[Finding]) -> None:
+def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[ClassCount], findings: Sequence[Finding]) -> None:
     errors = sum(finding.level == "error" for finding in findings)
     print(f"{dataset.name}, {dataset.folder}\n{_described(dataset, facts)}\n")
     print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}")
@@ -81,7 +81,9 @@ def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[Row], find
         print(table(findings))
 
 
-def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding], out: Path) -> dict[str, object]:
+def _record(
+    dataset: Dataset, classes: Sequence[ClassCount], findings: Sequence[Finding], out: Path
+) -> dict[str, object]:
     return {
         "dataset": dataset.name,
         "cases": len(dataset.cases),
@@ -92,7 +94,7 @@ def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding
     }
 
 
-def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[Row]:
+def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[ClassCount]:
     """Label, name, pixels, share of all pixels, and the number of cases, for each class."""
     pixels = [sum(about.pixels[label] for about in facts) for label in range(len(dataset.classes))]
     cases = [sum(about.pixels[label] > 0 for about in facts) for label in range(len(dataset.classes))]
