@@ -192,6 +192,9 @@ def test_a_set_without_cases_or_foreground_is_an_error(tmp_path: Path) -> None:
     pictures(tmp_path / "white", "ab", np.full((4, 6), 255, np.uint8))
     void = ("error", "has no foreground: no pixel has the label of a class")
     assert of_the_whole(tmp_path / "white", ignore=255) == [void]
+    pictures(tmp_path / "seven", "ab", np.eye(4, 6, dtype=np.uint8) * 7)
+    foreign = ("error", "has no foreground: no pixel has the label of a class beside the background")
+    assert of_the_whole(tmp_path / "seven") == [foreign]
     (pictures(tmp_path / "none", "a") / "masks" / "a.png").rename(tmp_path / "none" / "masks" / "b.png")
     assert of_the_whole(tmp_path / "none") == [("error", "has no case: no image has a mask that belongs to it")]
 

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from polydice.data.files import below
 from polydice.data.readers.layout import error, warning
 
 TABLE = "groups.csv"
+NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
 
 
 def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
@@ -63,3 +65,26 @@ def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
 
 def _name(dataset: Dataset, case: Case) -> str:
     return below(dataset.folder, case.images[0]) if len(case.images) == 1 else case.id
+
+
+def suggested(dataset: Dataset) -> str:
+    """What there is to say of names such as patient00_slice00, which speak of patients, where each case is taken for a
+    group of its own; else nothing."""
+    matches = [NUMBERED.fullmatch(case.id) for case in dataset.cases]
+    shared = Counter(match[1] for match in matches if match)
+    if len(shared) < 2 or 2 * sum(count for count in shared.values() if count > 1) < len(dataset.cases):
+        return ""
+    several = sorted(name for name, count in shared.items() if count > 1)
+    such_as = ", ".join([*several[:2], *["..."][: len(shared) - 2]])
+    groups = [match and match[1] for match in matches]
+    found = (pattern for pattern in ("[^_]+", "[^-]+", "(.+)_", "(.+)-") if _finds(pattern, dataset) == groups)
+    option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
+    return (
+        f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
+        f"{dataset.groups} groups: {option}, group in a recipe, or groups.csv keeps each of them in one part"
+    )
+
+
+def _finds(pattern: str, dataset: Dataset) -> list[str | None]:
+    found = [re.search(pattern, case.id) for case in dataset.cases]
+    return [match and match[match.re.groups] for match in found]
