@@ -44,8 +44,8 @@ class Neighbours(NamedTuple):
 
 
 def thumbnail(image: NDArray[Any]) -> Thumbnail:
-    """A small picture of an image `[channels, *spatial]`: `[points]` of mean 0 and length 1, so that the likeness of two
-    images, their correlation, is a product. All 0 if there is nothing to see, and empty if the image is smaller itself.
+    """A small picture of an image `[channels, *spatial]`: `[points]` of mean 0 and length 1. So the likeness of two
+    images, their correlation, is a product. All 0 if there is nothing to see; empty if the image is smaller itself.
 
     A point is the mean of two pixels along each axis, not of all that it stands for: so it costs little.
 

@@ -274,9 +274,9 @@ def _alike(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
         one, other, _ = neighbours.alike[0]
         yield Finding(
             "warning", WHOLE,
-            f"has neighbours by name that look as if they belong together, but are in different groups: "
-            f"{len(neighbours.alike)} of {neighbours.count}, such as {names[other]} and {names[one]}. If they are of one "
-            "patient or sequence, groups.csv or --group keeps them in one part",
+            "has neighbours by name that look as if they belong together, but are in different groups: "
+            f"{len(neighbours.alike)} of {neighbours.count}, such as {names[other]} and {names[one]}. If these are of "
+            "one patient or sequence, groups.csv or --group keeps them in one part",
         )  # fmt: skip
 
 

@@ -68,9 +68,9 @@ def test_a_pattern_goes_before_a_table(tmp_path: Path) -> None:
 
 
 def test_groups_are_for_every_layout(tmp_path: Path) -> None:
-    for patient in ("patient074", "patient076"):
+    for patient in ("patient001", "patient002"):
         write.volume(tmp_path / patient / f"{patient}_frame01.nii.gz", SCAN)
         write.volume(tmp_path / patient / f"{patient}_frame01_gt.nii.gz", SCAN % 4)
-    assert groups(tmp_path) == ["patient074", "patient076"]
-    (tmp_path / "groups.csv").write_text("case,group\npatient074_frame01,one\npatient076_frame01,one\n")
+    assert groups(tmp_path) == ["patient001", "patient002"]
+    (tmp_path / "groups.csv").write_text("case,group\npatient001_frame01,one\npatient002_frame01,one\n")
     assert groups(tmp_path) == ["one", "one"]
