@@ -35,7 +35,14 @@ def test_likeness_is_the_correlation_of_block_means_of_a_smooth_image() -> None:
 
 
 @pytest.mark.parametrize(
-    "nothing", [np.ones((3, 40, 40)), np.full((1, 9, 40, 40), np.nan), np.zeros((1, 40, 40), np.uint8)]
+    "nothing",
+    [
+        np.ones((3, 40, 40)),
+        np.full((1, 9, 40, 40), np.nan),
+        np.full((1, 40, 40), 1e300),
+        np.full((1, 40, 40), 0.1),
+        np.zeros((1, 40, 40), np.uint8),
+    ],
 )
 def test_where_nothing_is_to_be_seen_nothing_is_alike(nothing: np.ndarray) -> None:
     small = thumbnail(nothing)
@@ -45,6 +52,7 @@ def test_where_nothing_is_to_be_seen_nothing_is_alike(nothing: np.ndarray) -> No
 
 def test_images_smaller_than_a_thumbnail_are_not_compared() -> None:
     assert thumbnail(NUMBERS.normal(size=(1, 15, 100))).size == 0
+    assert thumbnail(NUMBERS.normal(size=(1, 100))).size == 0, "nor is what is no image"
     assert compared(pictured(*[scene(15, 15)] * 4)) == ([], (0, []))
 
 
@@ -83,7 +91,7 @@ def video(frames: int) -> list[np.ndarray]:
 def test_frames_of_a_video_are_suspicious_neighbours() -> None:
     frames = [frame for _ in range(12) for frame in video(10)]
     _, neighbours = compared(pictured(*frames))
-    assert neighbours.count == 119
+    assert neighbours.of == 119
     assert len(neighbours.alike) > 40
     wrong = sum((pair.one - 1) // 10 != pair.one // 10 for pair in neighbours.alike)
     assert wrong <= 2, "where one video ends and the next begins"

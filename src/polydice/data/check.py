@@ -275,7 +275,7 @@ def _alike(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding(
             "warning", WHOLE,
             "has neighbours by name that look as if they belong together, but are in different groups: "
-            f"{len(neighbours.alike)} of {neighbours.count}, such as {names[other]} and {names[one]}. If these are of "
+            f"{len(neighbours.alike)} of {neighbours.of}, such as {names[other]} and {names[one]}. If these are of "
             "one patient or sequence, groups.csv or --group keeps them in one part",
         )  # fmt: skip
 
