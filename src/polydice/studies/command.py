@@ -93,6 +93,7 @@ def _run(
 ) -> int:  # fmt: skip
     from polydice.data.usable import described
     from polydice.studies.comparison import compare
+    from polydice.studies.cuts import refuse_another_cut
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
@@ -113,7 +114,10 @@ def _run(
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
     # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
     first = {(run.dataset, run.model): run for run in waiting}.values()
-    for used in dict.fromkeys(described(opened(study.settings(run))[0]) for run in first):
+    sets = {run: opened(study.settings(run)) for run in first}
+    for run, (_, prepared) in sets.items():
+        refuse_another_cut(study, run.dataset, prepared.cases)
+    for used in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
         print(used, file=sys.stderr)
     live = Live(study)
     try:

@@ -15,7 +15,8 @@ NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")
 
 
 def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
-    """The set with the groups that `pattern` finds in the names of its cases or, without one, those of groups.csv.
+    """The set with the groups that `pattern` finds in the names of its cases; without one, those of groups.csv in its
+    folder; without either, those that its reader knows. Only one of the three counts, for all cases.
 
     A case that gets no group is an error: it could be in training and in testing.
     """
@@ -27,6 +28,7 @@ def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
     elif table.exists():
         groups, nothing = _by_table(table, findings), f"has no group in {TABLE}: add a row for it"
         unknown = sorted(groups.keys() - {case.id for case in dataset.cases})
+        unknown = [name or "a case without a name" for name in unknown]
         findings += [error(dataset.folder, table, f"gives a group to {name}, which is no case") for name in unknown]
     else:
         return dataset
@@ -50,14 +52,17 @@ def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            if not {"case", "group"} <= set(rows.fieldnames or ()):
-                has = ", ".join(rows.fieldnames or ())
-                raise DataError(f"{table} must have the columns case and group, but has {has}")
+            columns = {name.strip(): name for name in rows.fieldnames or ()}
+            if not {"case", "group"} <= columns.keys():
+                has = ", ".join(columns) or "nothing"
+                raise DataError(f"{table} must have the columns case and group, separated by commas, but has {has}")
             for row in rows:
-                name, group = row["case"] or "", row["group"] or ""
-                if groups.setdefault(name, group) != group:
+                name, group = ((row[columns[column]] or "").strip() for column in ("case", "group"))
+                if name in groups:
                     what = f"gives two groups to {name}: {groups[name]} and {group}"
-                    findings.append(error(table.parent, table, what))
+                    same = f"has two rows for {name}: remove one"
+                    findings.append(error(table.parent, table, same if groups[name] == group else what))
+                groups.setdefault(name, group)
     except (UnicodeError, csv.Error) as problem:
         raise DataError(f"{table} is no table in UTF-8: {problem}") from problem
     return groups
