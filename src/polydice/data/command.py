@@ -13,15 +13,16 @@ import tyro
 from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.check import Facts, check, size, table
 from polydice.data.overview import overview
-from polydice.data.readers import open_dataset
+from polydice.data.readers import LAYOUTS, open_dataset
 
 COLUMNS = ("label", "class", "pixels", "share", "cases")
+LAYOUT_HELP = f"One of {', '.join(layout.name for layout in LAYOUTS)}. If not given, it is recognised."
 ClassCount = tuple[int, str, int, float, int]  # as COLUMNS
 
 
 def data(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    layout: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    layout: Annotated[str | None, tyro.conf.arg(metavar="NAME", help=LAYOUT_HELP)] = None,
     masks: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
     group: Annotated[str | None, tyro.conf.arg(metavar="REGEX")] = None,
     ignore: int | None = None,
@@ -40,7 +41,6 @@ def data(
 
     Args:
         folder: where the data set is.
-        layout: cvc-clinicdb, kvasir-seg, acdc, synapse, decathlon or folder. If not given, it is recognised.
         masks: of a plain folder, the folder of its masks, if not masks, mask, labels, label or gt.
         group: a regular expression that finds the patient or sequence in the name of a case: its first part in
             brackets, or all it matches. If not given, groups.csv in the folder, or what the layout knows.

@@ -1,6 +1,6 @@
 """Readers of the layouts people have: each finds the cases of a folder, or says that the folder is laid out otherwise.
 
-`open_dataset` asks them in turn. A new one is a function of a folder and a line in `LAYOUTS`.
+`open_dataset` asks them in turn. docs/data.md says how to add one.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from polydice.data.readers.pairs import read_two_classes
 from polydice.data.readers.polyps import CVC, KVASIR
 from polydice.data.readers.synapse import SYNAPSE
 
+# All that the others need to know of a reader: what is asked first stands first, and a plain folder last.
 LAYOUTS = (CVC, KVASIR, ACDC, SYNAPSE, DECATHLON, FOLDER)
 
 
