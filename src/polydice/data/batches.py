@@ -38,9 +38,9 @@ class Batches:
     batches again; 3D needs the size of a `patch`. Each of `world` processes takes its part of every batch of `batch`
     items, and together they take what one process would. For evaluation, `ordered()` gives every process all items.
 
-    The items are kept on the device if they take at most half of its free memory, else they are read from the memory
-    map, a few batches ahead; `resident` decides otherwise. The batches are the same. On a CPU the memory map is used
-    as it is, and `resident=False` reads ahead. With `compile`, augmentation is one kernel instead of thirty.
+    The items are kept on the device if they take at most half of its free memory. Else they are read from the memory
+    map, a few batches ahead. `resident=True` or `False` overrules this; the batches are the same. On a CPU the memory
+    map is used as it is, and `resident=False` reads ahead. With `compile`, augmentation is one kernel and not thirty.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ def _ahead(reads: Iterable[Read], device: torch.device) -> Generator[Pair, None,
 
 
 def _fetch(read: Read, device: torch.device, stream: torch.cuda.Stream | None) -> tuple[Pair, torch.cuda.Event | None]:
-    """Reads, and begins to copy: on a stream of its own, beside the computation."""
+    """Reads, and begins to copy to the device on another stream, so that the computation goes on meanwhile."""
     if stream is None:
         images, labels = read()
         return (images.to(device), labels.to(device)), None
@@ -179,7 +179,7 @@ def _fetch(read: Read, device: torch.device, stream: torch.cuda.Stream | None) -
 
 
 def _arrived(pair: Pair, copied: torch.cuda.Event | None) -> Pair:
-    """The pair, for the stream that is current here: it waits for the copy, and keeps the memory while it needs it."""
+    """The pair, once the current stream has been told to wait for the copy, and the memory is kept for that stream."""
     if copied is not None:
         stream = torch.cuda.current_stream(pair[0].device)
         stream.wait_event(copied)

@@ -104,8 +104,8 @@ def size(shape: Sequence[float]) -> str:
 
 
 def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
-    """Each case looked at, in whatever order. A process that dies, of too little memory or in a decoder, takes all that
-    wait down with it: these are looked at again one by one, so that the culprit can be named."""
+    """Looks at each case, in any order. If a process dies, of too little memory or in a decoder, all cases that still
+    wait are lost with it. They are looked at again one by one, so that the one to blame can be named."""
     light = replace(dataset, cases=(), findings=())  # all that the other processes need
     left = set(dataset.cases)
     pool = _pool(min(workers, max(1, len(left))))
@@ -218,7 +218,7 @@ def _wrong_numbers(dataset: Dataset, image: NDArray[Any]) -> Iterator[str]:
 
 
 def _dark(image: NDArray[Any]) -> Iterator[str]:
-    """What is scaled by its minimum and maximum is nearly black if a few values are far above the rest."""
+    """An image that is scaled by its minimum and maximum is nearly black if a few values are far above the rest."""
     for channel in image:
         above = channel.astype(np.float32) - np.float32(channel.min())
         above = above[above > 0]

@@ -14,7 +14,7 @@ from polydice.data.check import Facts, size
 from polydice.data.files import tally
 
 SHOWN, COLUMNS, WIDTH = 8, 4, 3.4  # pictures, and inches of each
-# Bright, told apart by the colour-blind (after Okabe and Ito), and unlike flesh and greys.
+# Bright colours that the colour-blind can tell apart (after Okabe and Ito), and that flesh and grey images do not have.
 COLOURS = ("#56B4E9", "#F0E442", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#FFFFFF")
 
 

@@ -50,7 +50,7 @@ class Preparation:
             raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
 
     def described(self) -> dict[str, Any]:
-        """As it is kept in files, without a cut where nothing is cut: as in files of before there was one."""
+        """As files keep it. `cut` is left out where nothing is cut: so files are as they were before it existed."""
         found = asdict(self)
         cut = found.pop("cut")
         return found if cut is None else found | {"cut": float(cut)}
@@ -108,7 +108,8 @@ class Prepared:
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
 
     def _verify(self) -> None:
-        """Reads the files once for each size and time they have: a damaged byte would be trained on in silence."""
+        """Compares the files with their checksums: nobody would notice that a network is trained on a damaged byte. A
+        file is not read again as long as its size and times stay the same."""
         files = [self.folder / name for name in HASHED]
         found = digests(files, self.folder.parent / "digests" / f"{self.folder.name}.json")
         if not (self.folder / SUMS).exists():

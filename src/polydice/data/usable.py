@@ -88,7 +88,7 @@ def _findings(dataset: Dataset, settings: Preparation, cache: Path) -> list[Find
     except (CacheError, OSError, ValueError):  # it only saves time: a cache that cannot be written may still be read
         found = _check(dataset, settings, cache)
     known = (Finding(*each) for each in found)
-    return sorted({*dataset.findings, *known})  # the list of files is not among the content
+    return sorted({*dataset.findings, *known})  # the cache does not have what the list of files shows
 
 
 def _check(dataset: Dataset, settings: Preparation, cache: Path) -> list[Finding]:

@@ -65,8 +65,8 @@ def open_dataset(
 
 
 def _completed(dataset: Dataset, ignore: int | None) -> Dataset:
-    """With what no reader needs to know: how many cases its files speak of, and the label of pixels that have none,
-    which a threshold would take for white."""
+    """Adds what no reader needs to know: how many cases the files speak of, and the label of pixels that have none. (A
+    threshold would take that label for white.)"""
     dataset = replace(dataset, listed=dataset.listed or len(dataset.cases) + incomplete(dataset.findings))
     if ignore is None:
         return dataset
