@@ -356,6 +356,25 @@ def test_groups_that_are_true_raise_no_alarm_and_those_that_are_not_do(
     assert any("look as if they belong together" in what and neighbours in what for what in told)
 
 
+def test_kvasir_has_pictures_of_one_polyp_seconds_apart(real_set: RealSet) -> None:
+    """Four pairs of its thousand images; here among forty others."""
+    pairs = {
+        "cju7avvi51iox0817ym55y6tt": "cju5fydrud94708507vo6oy21",
+        "cju77k828z46w0871r0avuoo9": "cju30bmab08bi0835mvlr6e0r",
+        "cju886ryxnsl50801r93jai7q": "cju8amfdtqi4x09871tygrgqe",
+        "cju772304yw5t0818vbw8kkjf": "cju76lsehyia10987u54vn8rb",
+    }
+    kvasir = open_dataset(real_set("kvasir-seg"))
+    named = {*pairs, *pairs.values()}
+    some = [case for case in kvasir.cases if case.id in named] + [
+        case for case in kvasir.cases if case.id not in named
+    ][::24]
+    findings = check(replace(kvasir, cases=tuple(some))).findings
+    nearly = [each for each in findings if each.what.startswith("is nearly the same image as one of another group (")]
+    found = {Path(each.where).stem: each.what.partition("(images/")[2].partition(".")[0] for each in nearly}
+    assert found == pairs
+
+
 def test_a_slice_with_a_foreign_label_is_named(tmp_path: Path) -> None:
     for number in range(1, 4):
         labels = np.eye(4, 6, dtype=int) * (7 if number == 2 else 1)
