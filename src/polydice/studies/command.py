@@ -93,6 +93,7 @@ def _run(
 ) -> int:  # fmt: skip
     from polydice.data.usable import described
     from polydice.studies.comparison import compare
+    from polydice.studies.cuts import refuse_another_cut
     from polydice.studies.engine import devices, run_local
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
@@ -118,6 +119,7 @@ def _run(
         settings, pair = study.settings(run), (run.dataset, run.model)
         if pair not in used:
             used[pair] = opened(settings)
+            refuse_another_cut(study, run.dataset, used[pair][1].cases)
             try_network(settings, used[pair][1])
         try_loss(settings, used[pair][1])
     for line in dict.fromkeys(described(dataset) for dataset, _ in used.values()):
