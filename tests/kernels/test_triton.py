@@ -22,7 +22,7 @@ from polydice import (
 )
 from polydice.base import Loss, LossSum
 from polydice.kernels import eager
-from polydice.kernels.eager import FIELDS, Options
+from polydice.kernels.fields import FIELDS, Options
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -365,16 +365,16 @@ def test_weights_elsewhere_never_reach_a_kernel() -> None:
 
 
 def test_a_launch_refuses_weights_of_another_device_or_type() -> None:
-    from polydice.base import _plan
+    from polydice.kernels.plan import plan_loss
 
     logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
     loss = DiceLoss(weight=[1.0, 2.0, 3.0]).to(DEVICE)
-    plan = _plan([(1.0, loss)], logits, target, None)
-    assert plan is not None
+    launches = plan_loss([(1.0, loss)], logits, target, None).launches
+    assert launches is not None
     right = torch.ones(1, 3, dtype=torch.float64, device=DEVICE)
     for wrong in (right.to("cpu" if GPU else "meta"), right.float()):
         with pytest.raises(ValueError, match="weights for logits on"):
-            plan(logits, target, None, wrong)
+            launches(logits, target, None, wrong)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded"])

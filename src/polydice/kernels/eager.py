@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polydice.kernels.fields import Options, is_integer, sum_dtype
+
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
 CPU_BLOCK = 1 << 18
@@ -25,22 +27,7 @@ LARGEST = 2.0**120  # slope of a sum: a few of them can be added up in float32
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
 
-
-ACTIVATIONS = ("softmax", "sigmoid", "none")
-FIELDS = (
-    "intersection", "prediction", "prediction_sq", "target", "target_sq", "error_sq", "cross_entropy", "pixels",
-)  # fmt: skip
-
-
 IN_PLACE = {"prediction", "prediction_sq", "target", "target_sq", "error_sq"}
-
-
-class Options(NamedTuple):
-    """What the pass is asked for. `want` names the sums, in the order in which they come out."""
-
-    activation: str
-    ignore_index: int | None
-    want: tuple[str, ...]
 
 
 class Block(NamedTuple):
@@ -58,28 +45,9 @@ class Block(NamedTuple):
     line: Tensor  # [b, 1, n], free
 
 
-def sum_dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def pixel_dtype(logits: Tensor) -> torch.dtype:
     small = logits.device.type == "cpu" and logits.numel() <= SMALL
     return torch.float64 if small or logits.dtype == torch.float64 else torch.float32
-
-
-def is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """To `[B, C, N]`, `[B, N]` or `[B, C, N]`, and `[B, N]`."""
-    batch, classes = logits.shape[:2]
-    pixels = math.prod(logits.shape[2:])
-    return (
-        logits.reshape(batch, classes, pixels),
-        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
-        None if mask is None else mask.reshape(batch, pixels),
-    )
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
