@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from polydice.kernels.fields import sum_dtype
+from polydice.kernels.eager import sum_dtype
 
 
 def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -49,19 +49,6 @@ def class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:
     return tensor
 
 
-def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """One number per class must have as many as there are classes, and lie where the logits are."""
-    if values is None or values.ndim == 0:
-        return
-    if len(values) != logits.shape[1]:
-        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
-    if values.device != logits.device:
-        raise ValueError(
-            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
-            f"loss.to({str(logits.device)!r})"
-        )
-
-
 def check_arguments(kind: type, given: Sequence[object], named: Iterable[str]) -> None:
     """Refuses what a loss does not take, and misses what it must have, and names what it does take."""
     problem = ""
@@ -75,13 +62,6 @@ def check_arguments(kind: type, given: Sequence[object], named: Iterable[str]) -
                 problem = f"got an unexpected keyword argument {name!r}"
     if problem:
         raise TypeError(f"{kind.__name__}: {problem}; its options are {', '.join(parameters(kind))}")
-
-
-def check_agreement(options: Sequence[str], losses: Sequence[object]) -> None:
-    for option in options:
-        values = [getattr(loss, option) for loss in losses]
-        if any(value is not values[0] and value != values[0] for value in values):
-            raise ValueError(f"the terms of a sum must agree in {option}: {values}")
 
 
 @cache

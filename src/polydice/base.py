@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from polydice.arguments import (
     all_parameters,
-    check_agreement,
     check_arguments,
     check_option,
-    check_per_class,
     class_weights,
     flag,
     number,
@@ -22,8 +20,8 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Term, plan_loss, stacked_weights
-from polydice.sums import batch_total, result_dtype, unstack
+from polydice.kernels.plan import Term, check_agreement, plan_loss, stacked_weights
+from polydice.sums import over_processes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
@@ -77,11 +75,12 @@ class Summand(nn.Module, ABC):
         for _, loss in terms:
             loss.check_classes(logits)
         stacked = plan.sums(logits, target, mask)
-        per_image = over_batch = unstack(stacked, plan.options.want, plan.labels)
+        per_image = over_batch = plan.unstack(stacked)
         if any(loss.over_batch for _, loss in terms):
-            over_batch = unstack(batch_total(stacked, terms[0][1].process_group), plan.options.want, plan.labels)
+            total, group = stacked.sum(1, keepdim=True), terms[0][1].process_group
+            over_batch = plan.unstack(total if group is None else over_processes(total, group))
         values = [loss.evaluate(over_batch if loss.over_batch else per_image) for _, loss in terms]
-        return _weighted_sum(terms, values).to(result_dtype(logits))
+        return _weighted_sum(terms, values).to(plan.dtype)
 
     def __add__(self, other: "Summand") -> "LossSum":
         return LossSum(self.terms + other.terms) if isinstance(other, Summand) else NotImplemented
@@ -310,3 +309,16 @@ class RegionLoss(AveragedLoss):
     ) -> None:
         super().__init__(batch=batch, absent=absent, **options)
         self.smooth = number("smooth", smooth, least=0)
+
+
+def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
+    """One number per class must have as many as there are classes, and lie where the logits are."""
+    if values is None or values.ndim == 0:
+        return
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
+    if values.device != logits.device:
+        raise ValueError(
+            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
+            f"loss.to({str(logits.device)!r})"
+        )

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from polydice.arguments import check_option, check_per_class, flag, not_negative, number
+from polydice.arguments import check_option, flag, not_negative, number
 from polydice.base import (
     DEFAULT_SMOOTH,
     AveragedLoss,
@@ -15,6 +15,7 @@ from polydice.base import (
     LossOptions,
     RegionLoss,
     RegionOptions,
+    check_per_class,
 )
 from polydice.geometry import (
     TINY,

@@ -44,22 +44,11 @@ def pixel_sums(
     check_option("impl", impl, IMPLEMENTATIONS)
     _check_want(want, activation)
     plan = plan_sums(logits, target, mask, Options(activation, ignore_index, tuple(want)), impl)
-    return unstack(plan.sums(logits, target, mask).to(result_dtype(logits)), plan.options.want, plan.labels)
+    return plan.unstack(plan.sums(logits, target, mask).to(plan.dtype))
 
 
-def result_dtype(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
-def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
-    return PixelSums(**dict(zip(want, stacked.unbind(), strict=True)), labels=labels)
-
-
-def batch_total(stacked: Tensor, group: "ProcessGroup | None") -> Tensor:
-    """Stacked sums over the batch, and over the processes of a group: `[sums, 1, C]`."""
-    total = stacked.sum(1, keepdim=True)
-    if group is not None:
-        total = _AllReduce.apply(total, group)  # type: ignore[no-untyped-call]
+def over_processes(sums: Tensor, group: "ProcessGroup") -> Tensor:
+    total: Tensor = _AllReduce.apply(sums, group)  # type: ignore[no-untyped-call]
     return total
 
 

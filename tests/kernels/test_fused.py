@@ -15,8 +15,8 @@ from polydice import (
     PolyDice1Loss,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels.available import fused_obstacle
 from polydice.kernels.fields import FIELDS, Options
+from polydice.kernels.plan import fused_obstacle
 
 pytestmark = pytest.mark.skipif(
     "Triton" in fused_obstacle(torch.zeros(1)) or os.environ.get("TRITON_INTERPRET") == "1",

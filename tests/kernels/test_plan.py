@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PixelSums, PolyCE1Loss, PolyDice1Loss, TvMFDiceLoss
-from polydice.kernels import available, plan, reference
+from polydice.kernels import plan, reference
 from polydice.kernels.fields import FIELDS, Options
 
 X, LABELS = torch.randn(2, 3, 10), torch.randint(3, (2, 10))
@@ -117,5 +117,17 @@ def test_weights_that_are_a_parameter_learn() -> None:
 
 def test_the_plan_says_whether_kernels_can_run() -> None:
     found = plan.plan_loss(DiceLoss().terms, X, LABELS, None)
-    assert found.fused == (not available.fused_obstacle(X))
+    assert found.fused == (not plan.fused_obstacle(X))
     assert not plan.plan_loss(DiceLoss(impl="eager").terms, X, LABELS, None).fused
+
+
+def test_without_triton_cuda_tensors_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_TRITON_OBSTACLE", "Triton 3.2.0 is older than 3.6")
+    plan.warn_without_triton.cache_clear()
+    with FakeTensorMode():  # a CUDA tensor, but for its memory
+        x, labels = torch.empty(2, 3, 8, device="cuda"), torch.zeros(2, 8, device="cuda", dtype=torch.long)
+        DiceLoss(impl="eager")(x, labels)
+        with pytest.warns(UserWarning, match=r"kernels are not used: Triton 3.2.0 is older than 3.6\. .* plain pass"):
+            DiceLoss()(x, labels)
+        DiceLoss()(x, labels)
+    plan.warn_without_triton.cache_clear()

@@ -1,4 +1,4 @@
-"""The pass over the pixels in plain torch: any device, any floating type, and the reference for the fused kernels.
+"""The pass over the pixels in plain torch: any device, any floating type. `reference.py` says what it computes.
 
 The pixels are visited in blocks. Each block is activated, compared with its target and summed while it is in cache,
 so nothing of the logits' size is made, forward or backward. The sums leave in float64 where the device has it:
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polydice.kernels.fields import Options, is_integer, sum_dtype
+from polydice.kernels.fields import Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
@@ -45,9 +45,28 @@ class Block(NamedTuple):
     line: Tensor  # [b, 1, n], free
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def pixel_dtype(logits: Tensor) -> torch.dtype:
     small = logits.device.type == "cpu" and logits.numel() <= SMALL
     return torch.float64 if small or logits.dtype == torch.float64 else torch.float32
+
+
+def is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """To `[B, C, N]`, `[B, N]` or `[B, C, N]`, and `[B, N]`."""
+    batch, classes = logits.shape[:2]
+    pixels = math.prod(logits.shape[2:])
+    return (
+        logits.reshape(batch, classes, pixels),
+        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
+        None if mask is None else mask.reshape(batch, pixels),
+    )
 
 
 def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:

@@ -1,9 +1,7 @@
-"""The sums of a pass over the pixels, by name; what a pass is asked for; and how its tensors are read."""
+"""The sums of a pass over the pixels, by name, and what a pass and a formula are asked for."""
 
-import math
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 _UNWANTED: Any = None
@@ -43,23 +41,3 @@ class Form(NamedTuple):
     kind: str  # one of fused.KINDS
     numbers: tuple[float, ...]  # four, in the order in which the formula reads them
     coefficients: tuple[float, ...] = ()  # of a polynomial
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """Of the sums: float64 where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """To `[B, C, N]`, `[B, N]` or `[B, C, N]`, and `[B, N]`."""
-    batch, classes = logits.shape[:2]
-    pixels = math.prod(logits.shape[2:])
-    return (
-        logits.reshape(batch, classes, pixels),
-        target.reshape((batch, pixels) if labels else (batch, classes, pixels)),
-        None if mask is None else mask.reshape(batch, pixels),
-    )

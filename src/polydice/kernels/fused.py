@@ -13,7 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from polydice.kernels.fields import ACTIVATIONS, FIELDS, Form, Options, flatten, sum_dtype
+from polydice.kernels.eager import flatten, sum_dtype
+from polydice.kernels.fields import ACTIVATIONS, FIELDS, Form, Options
 from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.tiles import fitting, resident, tile

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from polydice.kernels import eager
-from polydice.kernels.fields import Options, sum_dtype
+from polydice.kernels.fields import Options
 
 _INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
 _library = torch.library.Library("polydice", "DEF")
@@ -43,7 +43,7 @@ def _kernels(fused: bool) -> Any:
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
                   want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    return logits.new_empty((len(want), *logits.shape[:2]), dtype=sum_dtype(logits.device))
+    return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
 def _fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:

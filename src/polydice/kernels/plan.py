@@ -4,19 +4,26 @@ All of it follows from options, shapes and types alone. So it is decided at the 
 the next ones: a GPU needs less time for the pixels of 2D images than the host needs to decide.
 """
 
+import os
+import warnings
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from polydice.arguments import check_agreement
-from polydice.kernels import available, op
-from polydice.kernels.fields import FIELDS, Form, Options, flatten, is_integer
+from polydice.kernels import op
+from polydice.kernels.eager import flatten, is_integer
+from polydice.kernels.fields import FIELDS, Form, Options, PixelSums
 
 if TYPE_CHECKING:
     from polydice.kernels.fused import LossLaunches
 
+OLDEST_TRITON = (3, 6)
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs the kernels on a CPU, for tests
 MOST_PLANS = 1024
 _PLANS: dict[Any, "Plan"] = {}
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -62,6 +69,7 @@ class Plan(NamedTuple):
 
     options: Options
     labels: bool  # whether the target is class labels, else masks
+    dtype: torch.dtype  # of the result
     fused: bool  # whether the fused kernels make the sums
     launches: "LossLaunches | None" = None  # where they make the whole loss
 
@@ -70,6 +78,9 @@ class Plan(NamedTuple):
         activation, ignore_index, want = self.options
         flat = flatten(logits, target, mask, self.labels)
         return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
+
+    def unstack(self, stacked: Tensor) -> PixelSums:
+        return PixelSums(**dict(zip(self.options.want, stacked.unbind(), strict=True)), labels=self.labels)
 
 
 def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
@@ -95,12 +106,57 @@ def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None)
 def plan_sums(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, impl: str) -> Plan:
     """How to make the sums alone. Raises where they cannot be made of such tensors."""
     labels = _check(logits, target, mask, options)
-    obstacle = available.fused_obstacle(logits)
+    obstacle = fused_obstacle(logits)
     if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
-        available.warn_without_triton()
+        warn_without_triton()
     if impl == "fused" and obstacle:
         raise ValueError(f"impl='fused' is not possible here: {obstacle}")
-    return Plan(options, labels, impl != "eager" and not obstacle)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return Plan(options, labels, dtype, impl != "eager" and not obstacle)
+
+
+def _triton_obstacle() -> str:
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "Triton is not installed"
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        return f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    return ""
+
+
+_TRITON_OBSTACLE = _triton_obstacle()
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    return tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")
+
+
+def fused_obstacle(logits: Tensor) -> str:
+    """Why the fused kernels cannot run on these logits; nothing if they can."""
+    if _TRITON_OBSTACLE:
+        return _TRITON_OBSTACLE
+    if not has_kernels(logits):
+        return f"the logits are on {logits.device}, not on a CUDA device"
+    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
+
+
+@cache
+def warn_without_triton() -> None:
+    """Says once why CUDA tensors take the plain pass: it is right, and several times slower."""
+    if _TRITON_OBSTACLE:
+        warnings.warn(
+            f"polydice's fused kernels are not used: {_TRITON_OBSTACLE}. The losses take the plain pass, with the same "
+            "result; impl='eager' does so without this warning",
+            stacklevel=2,
+        )
+
+
+def check_agreement(options: Sequence[str], losses: Sequence[object]) -> None:
+    for option in options:
+        values = [getattr(loss, option) for loss in losses]
+        if any(value is not values[0] and value != values[0] for value in values):
+            raise ValueError(f"the terms of a sum must agree in {option}: {values}")
 
 
 def stacked_weights(terms: Terms) -> Tensor | None:

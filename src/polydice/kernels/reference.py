@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polydice.kernels.fields import PixelSums, flatten, is_integer
+from polydice.kernels.fields import PixelSums
 
 
 def pixel_sums(
@@ -25,20 +25,22 @@ def pixel_sums(
     >>> pixel_sums(logits, torch.tensor([[0, 1]])).intersection
     tensor([[0.8808, 0.8808]])
     """
-    classes = logits.shape[1]
-    labels = is_integer(target) and (classes == 1 or target.shape != logits.shape)
-    x, given, mask = flatten(logits, target, mask, labels)  # [B, C, N], [B, N] or [B, C, N], [B, N]
+    batch, classes = logits.shape[:2]
+    integer = not (target.is_floating_point() or target.dtype == torch.bool)
+    labels = integer and (classes == 1 or target.shape != logits.shape)
+    x = logits.reshape(batch, classes, -1)  # [B, C, N]
+    given = target.reshape(batch, 1 if labels else classes, -1)  # [B, 1, N] labels or [B, C, N] masks
 
     # What each pixel weighs, [B, 1, N]. Nothing is read of a pixel that weighs nothing: it may be NaN.
-    weight = torch.ones_like(x[:, :1]) if mask is None else mask.to(x.dtype).unsqueeze(1)
+    weight = torch.ones_like(x[:, :1]) if mask is None else mask.reshape(batch, 1, -1).to(x.dtype)
     if ignore_index is not None:
-        weight = weight * (given != ignore_index).unsqueeze(1)
+        weight = weight * (given != ignore_index)
     x = torch.where(weight == 0, 0, x)
 
     # The target as one mask for each class. Label 1 is the foreground of a single channel.
     if labels:
         channels = torch.arange(classes, device=x.device) + (1 if classes == 1 else 0)
-        given = given.unsqueeze(1) == channels.unsqueeze(1)
+        given = given == channels.unsqueeze(1)
     y = torch.where(weight == 0, 0, given.to(x.dtype))
 
     def total(each: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ shared out over threads. What belongs to a pixel is `[1, BLOCK_N]`.
 import triton
 import triton.language as tl
 
-from polydice.kernels import available, eager
+from polydice.kernels import eager, plan
 
-INTERPRETED = tl.constexpr(available.INTERPRETED)
+INTERPRETED = tl.constexpr(plan.INTERPRETED)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOLERANCE = tl.constexpr(eager.TOLERANCE)
