@@ -16,7 +16,7 @@ EDITS = re.findall(r"^`([^`\n]+)`, below `([^`\n]+)`:\n\n```\n(.*?)^```", PAGE, 
 
 
 def the_class() -> str:
-    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    block = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]  # the other is someone else's
     (found,) = (node for node in ast.parse(block).body if isinstance(node, ast.ClassDef))
     return ast.get_source_segment(block, found) or ""
 

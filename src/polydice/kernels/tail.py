@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from polydice import geometry
-from polydice.kernels.triton import begin, bounded
+from polydice.kernels.pixels import begin
+from polydice.kernels.triton import bounded
 
 POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
 

@@ -4,133 +4,33 @@ A program walks over tiles of all classes x a run of pixels of one image. The ac
 sum is accumulated over the tiles and reduced once; unwanted ones are compiled out. Every program writes its partial
 sums, which are then added up in a fixed order: no atomics, the same bits every time. Backward computes the
 probabilities anew from the logits: one read, one write.
-
-A tile is a tuple of GROUPS tensors `[BLOCK_C, BLOCK_N]`. Few classes are groups of one: no row is padding, a thread
-holds all classes of its pixels, and nothing is exchanged between threads. Many classes are groups of several, whose
-rows are shared out over threads; the last group may have a few more than there are classes. What belongs to a pixel is
-`[1, BLOCK_N]`.
 """
 
 import triton
 import triton.language as tl
 
-from polydice.kernels import eager, plan
+from polydice.kernels import eager
+from polydice.kernels.pixels import (
+    LOG2_E,
+    NONE,
+    SIGMOID,
+    SOFTMAX,
+    begin,
+    channels_of,
+    first_pixel,
+    inside_of,
+    load,
+    logit_at,
+    power,
+    probability,
+)
 
-INTERPRETED = tl.constexpr(plan.INTERPRETED)
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-TOLERANCE = tl.constexpr(eager.TOLERANCE)
 LARGEST = tl.constexpr(eager.LARGEST)
-HUGE = tl.constexpr(2.0**30)
-SOFTMAX, SIGMOID, NONE = (tl.constexpr(place) for place in range(3))  # as in ACTIVATIONS
 INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS = (
     tl.constexpr(place)
     for place in range(8)  # as in FIELDS
 )
-
-
-@triton.jit
-def begin(AHEAD: tl.constexpr):
-    """Kernels that follow each other closely are launched ahead: one gets on the device while the one before it still
-    runs, and waits here for what that one writes."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _channels(group, WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Offsets within an image take 32 bits, half the registers, unless the image is too large for that."""
-    channel = group * BLOCK_C + tl.arange(0, BLOCK_C)[:, None]
-    return channel.to(tl.int64) if WIDE else channel
-
-
-@triton.jit
-def _first(program, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    return program.to(tl.int64) * BLOCK_N if WIDE else program * BLOCK_N
-
-
-@triton.jit
-def _inside(index, limit, ALL: tl.constexpr):
-    return index < limit if not ALL else tl.full(index.shape, True, tl.int1)
-
-
-@triton.jit
-def _load(
-    logits, target, mask, image, start, classes, count, ignore_index,
-    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """A tile's logits and targets (rows beyond the last class repeat it, and nothing comes of them), which pixels count
-    and with what weight, the labels as channels (-1: of none), and how much is wrong with each pixel: a label that no
-    class has, a weight below 0, what is no probability."""
-    pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
-    inside = _inside(pixel, count - start, EVEN)
-    valid = inside
-    weight = valid.to(tl.float32)
-    if HAS_MASK:
-        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, BLOCK_N).to(tl.float32)
-        valid = valid & (weight != 0)
-    label = tl.zeros((1, BLOCK_N), tl.int32) - 1
-    bad = (weight < 0).to(tl.int32)
-    target += image * target_b
-    if LABELS:
-        given = _line(target, start, target_n, count, EVEN, BLOCK_N)
-        given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
-        if HAS_IGNORE:
-            valid = valid & (given != ignore_index)
-        known = (given >= 0) & (given < tl.maximum(classes, 2))
-        bad += (valid & ~known).to(tl.int32)
-        # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
-        label = tl.where(valid & known, given.to(tl.int32) - (classes == 1).to(tl.int32), -1)
-    logits += image * logits_b
-    nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
-    xs = ()
-    ys = ()
-    for group in tl.static_range(GROUPS):
-        channel = _channels(group, WIDE, BLOCK_C)
-        row = channel if FULL or group < GROUPS - 1 else tl.minimum(channel, classes - 1)
-        x = tl.load(logits + (row * logits_c + (start + pixel) * logits_n), mask=inside, other=nothing).to(tl.float32)
-        if HAS_MASK or HAS_IGNORE:
-            x = tl.where(valid, x, nothing)
-        if LABELS:
-            y = (channel == label).to(tl.float32)
-        else:
-            y = tl.load(target + (row * target_c + (start + pixel) * target_n), mask=valid, other=0).to(tl.float32)
-            bad += _improbable(y)
-        if ACTIVATION == NONE:
-            bad += _improbable(x)
-        xs = xs + (x,)
-        ys = ys + (y,)
-    return xs, ys, label, valid, weight, bad
-
-
-@triton.jit
-def _line(here, start, stride, count, EVEN: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What is given for each pixel. In a narrow tile it is read in one dimension: it then follows the layout of the
-    tile over the threads, where otherwise the tile would follow its."""
-    pixel = tl.arange(0, BLOCK_N)
-    if BLOCK_N >= 128:
-        pixel = pixel[None, :]
-    given = tl.load(here + (start + pixel) * stride, mask=_inside(pixel, count - start, EVEN), other=0)
-    return given if BLOCK_N >= 128 else given[None, :]
-
-
-@triton.jit
-def _improbable(values):
-    """How many of a pixel's values are outside [0, 1], by more than rounding."""
-    return tl.sum(((values < -TOLERANCE) | (values > 1 + TOLERANCE)).to(tl.int32), 0, keep_dims=True)
-
-
-@triton.jit
-def _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The logit of each pixel's own class: in the cache, since the tile was just read."""
-    channel = label.to(tl.int64) if WIDE else label
-    pixel = tl.arange(0, BLOCK_N)[None, :]
-    here = logits + image * logits_b + start * logits_n + channel * logits_c + pixel * logits_n
-    return tl.load(here, mask=label >= 0, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -141,55 +41,6 @@ def _add_pair(a, b, c, d):
 @triton.jit
 def _multiply(a, b):
     return a * b
-
-
-@triton.jit
-def _power(x, top):
-    """exp(x - top) times a number near 1, the same for all classes of a pixel: what one multiply-add makes of it.
-
-    The number is due to the rounding of top / ln 2, and cancels when the powers are divided by their sum. It would not
-    be near 1 for logits that are huge; but then they differ by so much that it is all the same what is taken of 2^.
-    """
-    if INTERPRETED:  # whose multiply-add rounds twice
-        return tl.exp2((x - top) * LOG2_E)
-    unit = tl.where(tl.abs(top) < HUGE, LOG2_E, 1.0)
-    return tl.exp2(tl.fma(x, unit, -(top * unit)))
-
-
-@triton.jit
-def _probability(xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr):
-    """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
-    there, and what `_power` is divided by, 0 there too."""
-    top = tl.zeros_like(valid.to(tl.float32))
-    total = top + 1.0
-    share = total
-    ps = ()
-    if ACTIVATION == SOFTMAX:
-        largest = xs[0]
-        for group in tl.static_range(1, len(xs)):
-            largest = tl.maximum(largest, xs[group])
-        top = tl.where(valid, tl.max(largest, 0, keep_dims=True), 0.0)
-        totals = tl.zeros_like(xs[0])
-        powers = ()
-        for group in tl.static_range(len(xs)):
-            power = _power(xs[group], top)
-            once = power
-            if not FULL and group == len(xs) - 1:
-                channel = group * power.shape[0] + tl.arange(0, power.shape[0])[:, None]
-                once = power * (channel < classes).to(tl.float32)
-            totals += once
-            powers = powers + (power,)
-        total = tl.sum(totals, 0, keep_dims=True)
-        share = tl.where(valid, 1.0 / total, 0.0)
-        total = tl.where(valid, total / _power(top, top), 1.0)
-        for group in tl.static_range(len(xs)):
-            ps = ps + (powers[group] * share,)
-    elif ACTIVATION == SIGMOID:
-        for group in tl.static_range(len(xs)):
-            ps = ps + (1.0 / (1.0 + tl.exp2(-xs[group] * LOG2_E)),)
-    else:
-        ps = xs
-    return ps, top, total, share
 
 
 @triton.jit
@@ -225,7 +76,7 @@ def _summand(FIELD: tl.constexpr, x, y, p, top, total, valid, ACTIVATION: tl.con
 
 
 @triton.jit
-def _fold(values, p, weight, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
+def _over_neighbours(values, p, weight, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
     """A group's values, weighed, added up over neighbours that one thread holds: a smaller accumulator.
 
     p rides along so that values which do not come from memory, such as y, are laid out over the threads as it is;
@@ -243,7 +94,7 @@ def _truth_logit(
 ):  # fmt: skip
     """The logit of each pixel's own class. Of many classes it is read again: the tile is still in the cache."""
     if xs[0].shape[0] > 1:
-        truth = _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+        truth = logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
     else:
         truth = xs[0]
         for group in tl.static_range(1, len(xs)):
@@ -296,19 +147,19 @@ def pass_forward(
         sums = sums + (zeros,)
     lump = tl.zeros((1, BLOCK_N // VECTOR), tl.float32)
     faults = tl.zeros((1, BLOCK_N), tl.int32)
-    for start in tl.range(_first(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
-        xs, ys, label, valid, weight, bad = _load(
+    for start in tl.range(first_pixel(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+        xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        ps, top, total, share = _probability(xs, classes, valid, ACTIVATION, FULL)
+        ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
         faults += bad
         if LUMP:
             truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
-            lump += _fold(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
+            lump += _over_neighbours(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
             if HAS_MASK:
-                lump += _fold(tl.log2(total) * LN_2, top, weight, VECTOR, True)
+                lump += _over_neighbours(tl.log2(total) * LN_2, top, weight, VECTOR, True)
             else:  # logarithms are dear: one of a product
                 product = tl.reduce(tl.reshape(total, (1, BLOCK_N // VECTOR, VECTOR)), 2, _multiply)
                 lump += tl.log2(product) * LN_2
@@ -319,7 +170,7 @@ def pass_forward(
                 if not (LUMP and WANT[place] == CROSS_ENTROPY):
                     y, p = ys[group], ps[group]
                     values = _summand(WANT[place], xs[group], y, p, top, total, valid, ACTIVATION, LABELS)
-                    each += _fold(values, p, weight, VECTOR, HAS_MASK)
+                    each += _over_neighbours(values, p, weight, VECTOR, HAS_MASK)
                 grown = grown + (each,)
         sums = grown
     if LUMP:
@@ -402,20 +253,20 @@ def pass_backward(
     first = tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, of_entropy[0], 0.0)
     of_any_class = tl.sum(first, 0, keep_dims=True)
     last = (count - 1) // BLOCK_N * BLOCK_N
-    for walked in tl.range(_first(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+    for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
         start = last - walked  # the other way round: what was read last is still in the cache
-        xs, ys, label, valid, weight, bad = _load(
+        xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        ps, top, total, share = _probability(xs, classes, valid, ACTIVATION, FULL)
+        ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = _slope(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
             own -= 2 * _slope(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
-            truth = _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
-            own *= _power(truth, top) * share
+            truth = logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+            own *= power(truth, top) * share
             if LUMP:
                 own -= tl.where(valid, of_any_class, 0.0)
             else:
@@ -443,18 +294,18 @@ def pass_backward(
             elif ACTIVATION == SIGMOID:
                 h = p * ((1 - p) * h + of_entropy[group])
             if once:
-                h += tl.where(_channels(group, WIDE, BLOCK_C) == label, own, 0.0)
+                h += tl.where(channels_of(group, WIDE, BLOCK_C) == label, own, 0.0)
             elif ENTROPY:  # its gradient needs no division by p: it joins after the activation
                 h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             gs = gs + (h,)
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
-            row = _channels(group, WIDE, BLOCK_C)
+            row = channels_of(group, WIDE, BLOCK_C)
             here = result + image * result_b + (row * result_c + (start + pixel) * result_n)
             h = gs[group]
             if HAS_MASK:
                 h = h * weight
             if ACTIVATION == NONE:
                 h = tl.where(valid, h, 0.0)
-            inside = _inside(row, classes, FULL or group < GROUPS - 1) & _inside(pixel, count - start, EVEN)
+            inside = inside_of(row, classes, FULL or group < GROUPS - 1) & inside_of(pixel, count - start, EVEN)
             tl.store(here, h.to(result.dtype.element_ty), mask=inside)
