@@ -16,6 +16,9 @@ batch = 4
 surfaces = false
 save_every = 0
 
+[tune]
+nested = true
+
 [datasets.lesions]
 generate = { count = 18, size = 32, seed = 1 }
 
