@@ -38,7 +38,7 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
     said = ""
     if AUTO in models and "model" not in models[AUTO]:
         train = given.setdefault("train", {})
-        chosen, about = _kept(tomllib.loads(kept)) if kept else _suited_to(given, data, train.pop("model", None))
+        chosen, about = _kept(kept) or _suited_to(given, data, train.pop("model", None))
         models[AUTO]["model"] = chosen.pop("model")
         given["train"] = chosen | train
         told = {"model": models[AUTO]["model"]} | {name: given["train"][name] for name in chosen}
@@ -89,8 +89,11 @@ def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple
     return suited(dataset, machine, model), f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called}"
 
 
-def _kept(given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """What the study's own recipe has."""
+def _kept(recipe: str | None) -> tuple[dict[str, Any], str] | None:
+    """What the study's own recipe has, if that, too, was chosen."""
+    given = tomllib.loads(recipe) if recipe else {}
+    if "model" not in given.get("models", {}).get(AUTO, {}):
+        return None
     names = ("folds", "patch", "size", "width", "depth", "batch", "epochs", "validate_every")
     kept = {name: given["train"][name] for name in names if name in given.get("train", {})}
     return {"model": given["models"][AUTO]["model"]} | kept, "as the study was begun"

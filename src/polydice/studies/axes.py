@@ -43,10 +43,11 @@ class Tune:
     def of(cls, given: Mapping[str, Any], nested: bool) -> "Tune":
         """The table [tune]; `nested` is what it means if it does not say it."""
         lists = {name: values for name, values in given.items() if name not in ("nested", "folds")}
-        for name, values in lists.items():
+        for name in lists:
             _refuse_fixed("[tune]", name)
-            _refuse_no_choice(f"{name} under [tune]", values, f"{name} belongs under [train]")
         refuse_unknown("[tune]", given, TUNABLE | {"nested", "folds"})
+        for name, values in lists.items():
+            _refuse_no_choice(f"{name} under [tune]", values, "a single value belongs under [train]")
         nested = given.get("nested", nested)
         if type(nested) is not bool:
             raise RecipeError(f"tune.nested must be true or false: {nested!r}")
@@ -95,7 +96,7 @@ def _refuse_unusable(loss: str, expression: str, key: str, values: Any) -> None:
             f"setting of training: {', '.join(sorted(TUNABLE))}"
         )
     if isinstance(values, list):
-        _refuse_no_choice(f"{key} of the loss {loss!r}", values, f"{key} = {values[0] if values else '...'}")
+        _refuse_no_choice(f"{key} of the loss {loss!r}", values, "write a single value without brackets")
 
 
 def _refuse_fixed(where: str, name: str) -> None:
@@ -116,4 +117,4 @@ def _refuse_no_choice(what: str, values: Any, instead: str) -> None:
     if not isinstance(values, list):
         raise RecipeError(f"{what} must be a list of the values to choose from: {values}")
     if len(values) < 2:
-        raise RecipeError(f"{what} lists {len(values)} value, which leaves nothing to choose: {instead}")
+        raise RecipeError(f"{what} must list at least two values to choose from: {values}; {instead}")

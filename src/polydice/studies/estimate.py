@@ -27,19 +27,22 @@ def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Network, Prepare
     tuning, compared = agenda.counts()
     runs = f"{tuning} to choose values and {compared} to compare" if tuning else "all to compare"
     text = f"{tuning + compared} runs to train ({runs})"
+    unknown = f"{text}; how long that takes is told once a run has ended"
     if at_once is None:
-        return f"{text}; how long that takes is told once a run has ended"
-    known, said = _known(agenda.study), "as the runs that are finished took"
-    if not prepared.keys() <= known.keys():
-        said = f"guessed from {STEPS} steps of training; the first runs will tell better"
-    seconds = 0.0
-    left = [run for run in (*agenda.study.tuning, *agenda.study.runs) if agenda.is_left(run)]
-    for network in dict.fromkeys((run.dataset, run.model) for run in left):
-        mine = [run for run in left if (run.dataset, run.model) == network]
-        if network not in known:
-            known[network] = timed(agenda.study.settings(mine[0]), prepared[network])
-        seconds += len(mine) * known[network]
-    return f"{text}, {at_once} at a time: about {_duration(seconds / at_once)}, {said}"
+        return unknown
+    known = _known(agenda.study)
+    told = "as the runs that are finished took"
+    every = [run for run in (*agenda.study.tuning, *agenda.study.runs) if agenda.is_left(run)]
+    left = [run for run in every if (run.dataset, run.model) in prepared]
+    first = {(run.dataset, run.model): run for run in reversed(left)}
+    try:
+        for network in first.keys() - known.keys():
+            told = f"guessed from {STEPS} steps of training; the first runs will tell better"
+            known[network] = timed(agenda.study.settings(first[network]), prepared[network])
+    except (ImportError, RuntimeError, ValueError):  # no memory for it, say: the run itself will tell
+        return unknown
+    seconds = sum(known[run.dataset, run.model] for run in left) / min(at_once, len(left))
+    return f"{text}, {at_once} at a time: about {_duration(seconds)}, {told}"
 
 
 def timed(settings: Settings, prepared: Prepared) -> float:
