@@ -7,19 +7,20 @@ an hour or so: it compares the losses, and its scores are far from the best that
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polydice.data.cases import Dataset
+from polydice.data.cases import DataError, Dataset
 from polydice.studies.axes import TUNABLE
 from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
 
 AUTO = "auto"
 LOOKED_AT = 8  # cases, which tell the size of the others
 THICK = 3  # volumes whose slices are so many times as thick as their pixels are wide are taken slice by slice
-FEW_SLICES = 8  # and so are those with fewer slices
+FEW_SLICES = 16  # and so are those with fewer slices
 STEPS = {"gpu": 2000, "cpu": 600}  # of a training
 EDGE, PATCH = {"gpu": 224, "cpu": 64}, 32  # pixels at most; voxels at most, on a CPU
 FOLDS = {"gpu": 5, "cpu": 3}
@@ -50,12 +51,19 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
 
 def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str, Any]:
     """The settings that suit a data set, a machine, "gpu" or "cpu", and a network, which is chosen if none is given."""
-    samples = [dataset.read(case) for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]]
+    samples = []
+    for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]:
+        with suppress(OSError, ValueError):  # what is wrong with it is said later, with all that is wrong
+            samples.append(dataset.read(case))
+    if not samples:
+        raise DataError(f"{dataset.folder}: no case could be read; `polydice data` says what is wrong")
     shapes = [sample.labels.shape for sample in samples]
     slices = 1.0 if len(shapes[0]) == 2 else median(shape[0] for shape in shapes)
     spacings = [sample.spacing for sample in samples if sample.spacing]
     thick = bool(spacings) and median(each[0] / max(each[1:]) for each in spacings) > THICK
     volumes = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick if model is None else model == "unet3d"
+    if volumes and len(shapes[0]) == 2:
+        raise RecipeError(f"{model} takes volumes, and {dataset.folder} holds images")
     folds = min(FOLDS[machine], max(3, dataset.groups))
     found: dict[str, Any] = {"model": model or ("unet3d" if volumes else "unet"), "folds": folds}
     if volumes:
