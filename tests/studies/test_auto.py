@@ -92,4 +92,9 @@ def test_compare_takes_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_network_is_chosen_for_one_data_set(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"\[models.auto\] chooses a network for one data set"):
         completed(COMPARE.replace("[models.auto]", '[datasets.more]\npath = "x"\n[models.auto]'), tmp_path, None, [])
-    assert main(["study", "compare", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "s")]) == 2
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--out", str(tmp_path / "s"), "--data", str(tmp_path / "nowhere")]
+    assert main(["study", "compare", *where]) == 2
+    assert f"no data set of the recipe is there ({tmp_path / 'nowhere'})" in capsys.readouterr().err

@@ -39,7 +39,11 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
     said = ""
     if AUTO in models and "model" not in models[AUTO]:
         train = given.setdefault("train", {})
-        chosen, about = _kept(kept) or _suited_to(given, data, train.pop("model", None))
+        found = _kept(kept) or _suited_to(given, data, train.get("model"))
+        if found is None:
+            return dumps(given) if changes else text, ""
+        chosen, about = found
+        train.pop("model", None)
         models[AUTO]["model"] = chosen.pop("model")
         given["train"] = chosen | train
         told = {"model": models[AUTO]["model"]} | {name: given["train"][name] for name in chosen}
@@ -82,7 +86,8 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     return found | {"batch": batch, "epochs": epochs, "validate_every": max(1, epochs // 20)}
 
 
-def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str]:
+def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str] | None:
+    """What suits the recipe's one data set, and why, in words; None if it is not there."""
     import torch
 
     from polydice.data.readers import open_dataset
@@ -91,6 +96,8 @@ def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple
         raise RecipeError(f"[models.{AUTO}] chooses a network for one data set, which has a path: name the network")
     (table,) = given["datasets"].values()
     folder, options = data / table["path"], given.get("train", {}) | table
+    if not folder.is_dir():
+        return None
     dataset = open_dataset(folder, **{name: options.get(name) for name in ("layout", "masks", "group", "ignore")})
     machine = "gpu" if torch.cuda.is_available() else "cpu"
     called = {"gpu": "a GPU", "cpu": "a CPU, and small for that"}[machine]
