@@ -1,13 +1,14 @@
-"""A run's state on disk, so that a crash at any moment loses nothing that was saved.
+"""A run's state on disk. A crash at any moment loses nothing that was saved.
 
-    run/checkpoint-000041/     the one before, kept in case the last is damaged
-    run/checkpoint-000042/     the last
-        weights.safetensors    the network
-        state.pt               everything else: optimiser, epoch, random states, …
-    run/best.safetensors       a file of weights by itself, with what is needed to rebuild the network
+    run/checkpoint-000041/     the checkpoint before the last; it is kept in case the last one is damaged
+    run/checkpoint-000042/     the last checkpoint
+        weights.safetensors    the network, as it is now and as it was best
+        state.pt               all else that a run needs to go on: optimiser, loss, epoch, history, …
+    run/last.safetensors       a file of weights by itself, with all that is needed to rebuild the network;
+    run/best.safetensors       so is this one
 
-A checkpoint is written under another name, forced to the disk and then renamed as a whole: there is no moment at which
-weights stand beside the state of another step. Every byte is covered by a SHA-256 that is checked on reading.
+A checkpoint is a folder. It is written under a temporary name, forced to the disk, and then renamed. So its weights and
+its state always belong to the same step. A SHA-256 covers every byte, and is checked when the checkpoint is read.
 """
 
 import contextlib
