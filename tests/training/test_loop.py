@@ -75,7 +75,6 @@ def test_killed_between_any_two_writes_a_run_ends_the_same(images: Path, tmp_pat
     """The n-th life ends at its n-th write, before that is forced to the disk: so every gap between two files of a run
     is met, until a life has fewer writes than that."""
     lives = python(
-        "import polydice.training.checkpoint as checkpoint\n"
         "data, folder = map(Path, sys.argv[1:])\n"
         "options = dict(epochs=4, save_every=0.0, resume=True)\n"
         "assert wait([fork(small(data, folder / 'whole', **options))])\n"
@@ -85,7 +84,7 @@ def test_killed_between_any_two_writes_a_run_ends_the_same(images: Path, tmp_pat
         "    calls += 1\n"
         "    if calls == lives: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    fsync(descriptor)\n"
-        "checkpoint.os.fsync = fatal\n"
+        "os.fsync = fatal\n"
         "lives, status = 0, None\n"
         "while status != 0:\n"
         "    lives += 1\n"

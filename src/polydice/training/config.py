@@ -78,7 +78,7 @@ class Settings:
     fold: int = 0
     """The part to test on; the next one validates, the others train."""
     split_seed: Seed = 0
-    """Seed of a random split."""
+    """Seed of a grouped or random split: each is another cut. 0 is the cut of a grouped split that goes by size."""
 
     model: Literal["unet", "transunet", "unet3d"] = "unet"
     """The network. unet3d trains on volumes, the others on images and slices."""
