@@ -127,8 +127,8 @@ def _run(
     first = {(run.dataset, run.model): run for run in ready}
     sets = {network: opened(study.settings(run)) for network, run in first.items()}
     prepared = {network: each for network, (_, each) in sets.items()}
-    for (name, _), each in prepared.items():
-        refuse_another_cut(agenda.study, name, each.cases)
+    for (name, _), whole in prepared.items():
+        refuse_another_cut(agenda.study, name, whole.cases)
     for used in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
         print(used, file=sys.stderr)
     if ready:
