@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from polydice.data.cases import DataError, Dataset
+from polydice.models import find
 from polydice.studies.axes import TUNABLE
 from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
 
@@ -23,6 +24,7 @@ THICK = 3  # volumes whose slices are so many times as thick as their pixels are
 FEW_SLICES = 16  # and so are those with fewer slices
 STEPS = {"gpu": 2000, "cpu": 600}  # of a training
 EDGE, PATCH = {"gpu": 224, "cpu": 64}, 32  # pixels at most; voxels at most, on a CPU
+SMALL = {"width": 8, "depth": 3}  # of networks that have these, on a CPU
 FOLDS = {"gpu": 5, "cpu": 3}
 
 
@@ -65,11 +67,14 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     slices = 1.0 if len(shapes[0]) == 2 else median(shape[0] for shape in shapes)
     spacings = [sample.spacing for sample in samples if sample.spacing]
     thick = bool(spacings) and median(each[0] / max(each[1:]) for each in spacings) > THICK
-    volumes = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick if model is None else model == "unet3d"
+    if model is None:
+        model = "unet3d" if len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick else "unet"
+    network, _ = find(model)
+    volumes = network.dims == 3
     if volumes and len(shapes[0]) == 2:
         raise RecipeError(f"{model} takes volumes, and {dataset.folder} holds images")
     folds = min(FOLDS[machine], max(3, dataset.groups))
-    found: dict[str, Any] = {"model": model or ("unet3d" if volumes else "unet"), "folds": folds}
+    found: dict[str, Any] = {"model": model, "folds": folds}
     if volumes:
         batch, step = 2, 8
         if machine == "cpu":
@@ -78,8 +83,8 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     else:
         batch, edge = (24 if machine == "gpu" else 8), median(max(shape[-2:]) for shape in shapes)
         found["size"] = min(EDGE[machine], 16 * ceil(edge / 16))
-    if machine == "cpu" and model != "transunet":
-        found |= {"width": 8, "depth": 3}
+    if machine == "cpu":
+        found |= {name: value for name, value in SMALL.items() if name in network.takes}
     items = len(dataset.cases) * (1 if volumes else slices) * (folds - 2) / folds  # that are trained on
     batch = max(1, min(batch, int(items / 2)))
     epochs = max(10, ceil(STEPS[machine] / max(1, items // batch)))

@@ -1,4 +1,4 @@
-"""What a report plots, as numbers: `figures` draws it into files, the page draws it anew with what one can touch.
+"""What a report plots, as numbers: `figures` draws it, for files and for the page.
 
 Every Dice is in percent. Losses and values of a parameter are compared over the same runs, and the error bars are
 standard errors after the differences between these runs, which all of them share, are taken out.
@@ -6,7 +6,7 @@ standard errors after the differences between these runs, which all of them shar
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
@@ -22,7 +22,7 @@ from polydice.training.metrics import STRATA
 from polydice.training.scoring import validation
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
-FAR = 4  # times as far from 0 as the median interval: a loss that failed, or won, makes points of all other intervals
+FAR = 4  # times as far from 0 as the median: at the scale of such an interval all others would look like points
 
 
 class Point(NamedTuple):
@@ -38,6 +38,8 @@ class Series:
     colour: str
     points: tuple[Point, ...]
     dashed: bool = False
+    plateau: tuple[float, ...] = ()  # the x that do about as well as the best
+    chosen: float | None = None  # the x that was chosen
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Panel:
     y: str
     series: tuple[Series, ...]
     ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
-    cut: tuple[float, float] | None = None  # intervals that go beyond these bounds are cut off there
+    cut: tuple[float, float] | None = None  # the range that is shown, where a loss far from the others goes beyond it
+    log: bool = False  # x is drawn by its logarithm
+    plateaus: str = ""  # what a plateau is; it is drawn below the curves, where there is any
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,14 @@ class Plot:
     # Lines with bands, lines with error bars, points alone, or bars that lie beside a line at 0.
     kind: Literal["curves", "points", "scatter", "intervals"]
     panels: tuple[Panel, ...]
+
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Each name once, though it stands in several panels, and the first series that has it."""
+        found: dict[str, Series] = {}
+        for series in (series for panel in self.panels for series in panel.series):
+            found.setdefault(series.name, series)
+        return found
 
 
 def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> Plot | None:
@@ -81,8 +93,8 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 
 def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
-    """The room of the others, and some, where intervals reach much farther than most; None where none does, and of two
-    it cannot be said which is the odd one."""
+    """The range of the other intervals, and a little more, if some reach much farther than most. None if no interval
+    does, and if there are only two: nobody can say which of them is the odd one."""
     most = FAR * median(max(-point.low, point.high) for point in points)
     near = [point for point in points if max(-point.low, point.high) <= most]
     if most == 0 or len(near) == len(points):
@@ -90,6 +102,22 @@ def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
     low, high = min(0, *(point.low for point in near)), max(0, *(point.high for point in near))
     room = 0.2 * (high - low)  # for the arrow and its number
     return low - room, high + room
+
+
+def _view(series: Sequence[Series]) -> tuple[float, float] | None:
+    """The range of most series, where others, each as a whole, are so far away that no difference could be seen."""
+    levels = [_mean([point.y for point in each.points]) for each in series]
+    away = [abs(level - median(levels)) for level in levels]
+    near = [each for each, distance in zip(series, away, strict=True) if distance <= FAR * median(away)]
+    (low, high), (lowest, highest) = _ends(near), _ends(series)
+    if low == high or highest - lowest < FAR * (high - low):
+        return None
+    return low - 0.1 * (high - low), high + 0.1 * (high - low)
+
+
+def _ends(series: Sequence[Series]) -> tuple[float, float]:
+    points = [point for each in series for point in each.points]
+    return min(point.low for point in points), max(point.high for point in points)
 
 
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
@@ -118,7 +146,7 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
     return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
 
 
-def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def epochs(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Test Dice against the epoch that validation chose, a point for each run."""
     by_fold: defaultdict[int, list[float]] = defaultdict(list)
     for row in comparison.rows:
@@ -135,7 +163,8 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
             series.append(Series(row.loss, colour[row.loss], tuple(sorted(points))))
     if len({point.x for each in series for point in each.points}) < 2:
         return None
-    panel = Panel("", "epoch that was chosen", "points of Dice above the fold's mean", tuple(series))
+    axis = "points of Dice above the fold's mean"
+    panel = Panel("", "epoch that was chosen", axis, tuple(series), cut=_view(series))
     caption = (
         "A point is a run: the epoch whose weights did best on validation, and its test Dice less the mean of all runs "
         "of its fold. A slope says that runs differ by when validation was at its highest, whatever the loss."
@@ -143,7 +172,7 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     return Plot(f"epochs-{comparison.slug}", f"Chosen epoch: {comparison.title}", caption, "scatter", (panel,))
 
 
-def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def sizes(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Dice of a case against how much foreground it has, by the quarters of the test cases."""
     shown = [row for row in comparison.rows if row.counting]
     pairs = _shared(row.counting for row in shown) if shown else []
@@ -156,7 +185,7 @@ def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     if not points:
         return None
     series = tuple(Series(loss, colour[loss], tuple(each)) for loss, each in points.items())
-    panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA)
+    panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA, _view(series))
     caption = (
         "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and seeds that all of "
         "these losses have, ± standard error as of independent runs: what a seed does to all folds is not in it."
@@ -221,6 +250,15 @@ def _effect(
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
     return Panel(comparison.dataset, SYMBOLS[parameter], "Dice, %", tuple(series), ticks)
+
+
+# The figures of a data set and network, in the order of the page.
+EACH: tuple[Callable[[Study, Comparison, Mapping[str, str]], Plot | None], ...] = (training, epochs, sizes)
+
+
+def shared(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> list[Plot | None]:
+    """The figures that compare data sets."""
+    return [intervals(comparisons, colour), *effects(study, comparisons, colour)]
 
 
 def _range(x: float, values: Sequence[float]) -> Point:

@@ -14,12 +14,12 @@ from matplotlib import rc_context
 
 from polydice import __version__
 from polydice.data.usable import in_words
-from polydice.studies import tables
+from polydice.studies import plots, tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
-from polydice.studies.page import Section, Shown, page
-from polydice.studies.plots import Plot, effects, epochs, intervals, sizes, training
+from polydice.studies.page import Section, page
+from polydice.studies.plots import Plot
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.recipe import Planned
 from polydice.studies.study import State, Study
@@ -74,24 +74,23 @@ def _named(run: Planned) -> str:
     return f"{run.dataset}, {run.model}, {run.loss}{f', {run.value}' if run.value else ''}"
 
 
-def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Shown], list[Section]]:
-    """The figures in their files: those that compare data sets, and those of each data set and network."""
+def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Plot], list[Section]]:
+    """The figures, written into files: those that compare data sets, and those of each data set and network."""
     colour = colours(study.recipe)
     shutil.rmtree(folder, ignore_errors=True)  # an earlier report's that this one has not would be taken for its own
     folder.mkdir(parents=True)
 
-    def shown(plots: Iterable[Plot | None]) -> list[Shown]:
-        return [Shown(plot, save(drawn(plot), folder / plot.name)[0]) for plot in plots if plot]
+    def written(some: Iterable[Plot | None]) -> list[Plot]:
+        found = [plot for plot in some if plot]
+        for plot in found:
+            save(drawn(plot), folder / plot.name)
+        return found
 
     sections = [
-        Section(
-            each,
-            shown([training(study, each, colour), epochs(each, colour), sizes(each, colour)]),
-            _pictures(study, each, folder),
-        )
+        Section(each, written(make(study, each, colour) for make in plots.EACH), _pictures(study, each, folder))
         for each in comparisons
     ]
-    return shown([intervals(comparisons, colour), *effects(study, comparisons, colour)]), sections
+    return written(plots.shared(study, comparisons, colour)), sections
 
 
 def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
