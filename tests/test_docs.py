@@ -13,6 +13,7 @@ PAGES = {
     "docs/adding-a-loss.md": 2,
     "docs/models.md": 3,
     "docs/curves.md": 1,
+    "docs/kernels.md": 1,
     "docs/report.md": 1,
 }
 

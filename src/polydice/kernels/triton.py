@@ -14,9 +14,9 @@ rows are shared out over threads; the last group may have a few more than there 
 import triton
 import triton.language as tl
 
-from polydice.kernels import eager, op
+from polydice.kernels import eager, plan
 
-INTERPRETED = tl.constexpr(op.INTERPRETED)
+INTERPRETED = tl.constexpr(plan.INTERPRETED)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOLERANCE = tl.constexpr(eager.TOLERANCE)
