@@ -103,7 +103,7 @@ class Comparison:
 def compare(study: Study) -> list[Comparison]:
     """One comparison for every data set and network of the recipe, in its order."""
     recipe = study.recipe
-    counting = chosen(study.finished(), {loss: len(variants) for loss, variants in recipe.losses.items()})
+    counting = chosen(study.finished(), recipe.values)
     runs: defaultdict[tuple[str, str, str], Runs] = defaultdict(dict)
     undefined: Counter[tuple[str, str, str]] = Counter()
     for entry, each in counting.items():
@@ -111,7 +111,7 @@ def compare(study: Study) -> list[Comparison]:
         if each.result["test"][recipe.score] is None:
             undefined[place] += 1
         else:
-            runs[place][entry.seed, entry.fold] = each
+            runs[place][entry.replicate, entry.fold] = each
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1

@@ -16,7 +16,7 @@ def refuse_another_cut(study: Study, dataset: str, cases: Sequence[HasGroup]) ->
     """Raises `DataError` if a finished run of this data set was tested on other cases than it would be now, or on cases
     of other groups. `cases` are those that the data set has now."""
     parts: dict[Any, list[dict[str, str]]] = {}  # of each way to cut: the cases that each fold tests, with their groups
-    for run, result in study.finished():
+    for run, result in (*study.finished(tuning=True), *study.finished()):
         if run.dataset != dataset:
             continue
         settings = study.settings(run)

@@ -21,9 +21,10 @@ class Live:
 
     def __init__(self, study: Study, stream: TextIO | None = None) -> None:
         self.study, self.stream = study, stream or sys.stderr
-        self.total = Counter(map(_setup, study.runs))
-        self.done = Counter(_setup(run) for run in study.runs if study.state(run) == "done")
-        self.no_data = Counter(_setup(run) for run in study.runs if study.state(run) == "no data")
+        every = (*study.tuning, *study.runs)
+        self.total = Counter(map(_setup, every))
+        self.done = Counter(_setup(run) for run in every if study.state(run) == "done")
+        self.no_data = Counter(_setup(run) for run in every if study.state(run) == "no data")
         self.running: dict[Planned, int] = {}  # and the epochs they are to have
         self.failed: Counter[Setup] = Counter()
         self.started, self.ended = time.monotonic(), 0
@@ -105,4 +106,4 @@ class Live:
 
 
 def _setup(run: Planned) -> Setup:
-    return run.dataset, run.model, run.loss
+    return run.dataset, run.model, f"{run.loss}, tuning" if run.tuning else run.loss
