@@ -8,7 +8,7 @@ HOSTS := .venv-hosts/bin
 
 test: lint
 	$(BIN)/python -m pytest --ignore=tests/hosts
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_plan.py
 
 test-hosts: .venv-hosts/installed
 	$(HOSTS)/python -m pytest tests/hosts

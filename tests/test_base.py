@@ -526,6 +526,21 @@ def test_a_new_loss_needs_no_more_than_its_formula() -> None:
     assert repr(VolumeLoss(smooth=2.0)) == "VolumeLoss(smooth=2.0)"
 
 
+def test_the_sums_of_a_new_loss_may_be_a_list_and_must_be_named() -> None:
+    x, labels = batch_of()
+
+    class Listed(VolumeLoss):
+        want = ["prediction", "target"]  # noqa: RUF012
+
+    class Unnamed(RegionLoss):
+        def per_class(self, sums: PixelSums) -> Tensor:
+            return sums.prediction
+
+    close(Listed()(x, labels), VolumeLoss()(x, labels))
+    with pytest.raises(AttributeError, match="no attribute 'want'"):
+        Unnamed()(x, labels)
+
+
 # Several processes
 
 WORLD = 2

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
@@ -139,14 +139,14 @@ class Loss(Summand):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "impl":
             check_option("impl", value, IMPLEMENTATIONS)
-        if name == "weight" and type(value) is Tensor and not value.is_meta:
+        if name == "weight" and type(value) is Tensor and not value.is_meta:  # one that has values
             class_weights(value)
         if name in vars(self) and name not in CHANGEABLE and name in all_parameters(type(self)):
             kind = type(self).__name__
             raise AttributeError(
                 f"{name} of a {kind} is fixed when it is made: make a new {kind}, with {name}={value!r}"
             )
-        vars(self).pop("term", None)
+        vars(self).pop("_term", None)
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -180,21 +180,23 @@ class Loss(Summand):
         """This loss as `kernels/tail.py` computes it, if it can."""
         return None
 
-    @cached_property
     def term(self) -> Term:
-        """What `kernels/plan.py` needs to know of this loss at every call. Kept until an attribute is set."""
-        return Term(
-            want=self.want,
-            form=self.fused_form() if _has_own_form(type(self)) else None,
-            activation=self.activation,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            impl=self.impl,
-            group=None if self.process_group is None else id(self.process_group),
-            batch=self.batch,
-            background=self.include_background,
-            skip_absent=self.absent == "skip",
-        )
+        """What `kernels/plan.py` needs to know of this loss at every call. It is kept until an attribute is set."""
+        found: Term | None = vars(self).get("_term")
+        if found is None:
+            found = vars(self)["_term"] = Term(
+                want=tuple(self.want),
+                form=self.fused_form() if _has_own_form(type(self)) else None,
+                activation=self.activation,
+                ignore_index=self.ignore_index,
+                reduction=self.reduction,
+                impl=self.impl,
+                group=None if self.process_group is None else id(self.process_group),
+                batch=self.batch,
+                background=self.include_background,
+                skip_absent=self.absent == "skip",
+            )
+        return found
 
     def class_weights(self, like: Tensor) -> Tensor:
         """`[C]`: the weights given, or ones; 0 for a background that is left out."""

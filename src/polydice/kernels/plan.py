@@ -31,7 +31,7 @@ _NO_BUFFER = torch.empty(0)  # somebody has made the weights a parameter
 
 
 class Term(NamedTuple):
-    """What a plan depends on of a loss, but for its weights."""
+    """All of a loss that its plan depends on, but for its weights."""
 
     want: tuple[str, ...]  # the sums it reads
     form: Form | None  # as kernels/tail.py computes it; None if only torch can
@@ -55,7 +55,6 @@ class Planned(Protocol):
     weight: Tensor | None
     _buffers: dict[str, Tensor | None]
 
-    @property
     def term(self) -> Term: ...
 
     def check_classes(self, logits: Tensor) -> None: ...
@@ -91,7 +90,7 @@ def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None)
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
-        *[(factor, loss.term, _weight_kind(loss)) for factor, loss in terms],
+        *[(factor, loss.term(), _weight_kind(loss)) for factor, loss in terms],
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
@@ -128,7 +127,7 @@ def _triton_obstacle() -> str:
 _TRITON_OBSTACLE = _triton_obstacle()
 
 
-def has_kernels(tensor: Tensor) -> bool:
+def _has_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")
 
 
@@ -136,7 +135,7 @@ def fused_obstacle(logits: Tensor) -> str:
     """Why the fused kernels cannot run on these logits; nothing if they can."""
     if _TRITON_OBSTACLE:
         return _TRITON_OBSTACLE
-    if not has_kernels(logits):
+    if not _has_kernels(logits):
         return f"the logits are on {logits.device}, not on a CUDA device"
     return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
 
@@ -205,7 +204,7 @@ def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | Non
 
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums."""
-    each = [loss.term for _, loss in terms]
+    each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
     forms = [term.form for term in each if term.form is not None]
     batch = {term.batch for term in each} - {None}
