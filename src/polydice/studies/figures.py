@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from polydice.studies.formats import signed
 from polydice.studies.plots import Panel, Plot, Series
 from polydice.studies.style import GREY, RC
-from polydice.studies.tables import signed
 
 PLAIN: dict[Any, Any] = RC | {"text.parse_math": False}  # a name with two $ in it is not a formula
 WIDTH, HEIGHT, ROW = 4.6, 3.4, 0.42  # inches of a panel, and of a line of an interval plot

@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from polydice.studies.comparison import Comparison, Row
+from polydice.studies.comparison import Comparison
+from polydice.studies.formats import Table
 from polydice.studies.plots import Plot
-from polydice.studies.statistics import Score
-from polydice.studies.tables import Table, choices, courses, results
+from polydice.studies.tables import choices, courses, details, pairs, results
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,26 @@ class Section:
         return choices(self.comparison)
 
     @property
+    def tables(self) -> list[Table]:
+        every = (self.results, self.pairs, self.courses, self.choices, self.details)
+        return [table for table in every if table]
+
+    @property
+    def pairs(self) -> Table | None:
+        return pairs(self.comparison)
+
+    @property
+    def details(self) -> Table | None:
+        return details(self.comparison)
+
+    @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """Whether a loss is better, worse or neither, and the sentence that says so."""
-        return [(_judged(row, self.comparison.score), row.verdict) for row in self.comparison.rows if row.verdict]
+        """The kind of each verdict, and the sentence that says it; open where there is none yet."""
+        return [
+            (each.verdict.kind if each.verdict else "open", each.sentence(row.loss, baseline))
+            for row in self.comparison.rows
+            for baseline, each in row.compared.items()
+        ]
 
     @property
     def image(self) -> str:
@@ -87,16 +104,6 @@ def _embedded(picture: Path) -> str:
 
 def _address(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _judged(row: Row, score: Score) -> str:
-    """As the row's sentence has it: one seed, or what may be chance with so many losses compared, is unclear."""
-    found = row.differences.get(score)
-    if found is None:
-        return "open"
-    if found.seeds == 1 or not found.apart or (row.p is not None and row.p >= 1 - found.level):
-        return "unclear"
-    return "better" if found.mean > 0 else "worse"
 
 
 def _rounded(value: Any) -> Any:

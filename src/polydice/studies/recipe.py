@@ -90,6 +90,10 @@ class Planned:
     expression: str
 
     @property
+    def replicate(self) -> int:
+        return self.seed
+
+    @property
     def place(self) -> Path:
         """Its folder below the study's `runs`."""
         variant = slug(self.loss) + (f"-{slug(self.value)}" if self.value else "")
@@ -124,6 +128,20 @@ class Recipe:
             run in runs and self.settings(run, place, place) == other.settings(run, place, place)
             for run in other.runs()
         )
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return (self.baseline,)
+
+    @property
+    def margin(self) -> float:
+        """Points of the score that counts."""
+        return 1.0
+
+    @property
+    def nested(self) -> bool:
+        """Every replicate has a cut into folds of its own."""
+        return False
 
     @property
     def score(self) -> CountingScore:

@@ -14,7 +14,7 @@ from matplotlib import rc_context
 
 from polydice import __version__
 from polydice.data.usable import in_words
-from polydice.studies import tables
+from polydice.studies import formats, tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
@@ -35,8 +35,8 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     comparisons = compare(study) if comparisons is None else comparisons
     out, recipe = study.report_folder, study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
-    overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
-    own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
+    overviews = [tables.by_dataset(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
+    own = [table for section in sections for table in section.tables]
     every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
 
     listed = [*(f"trained on {line}" for line in _used(study)), *missing]
@@ -44,7 +44,7 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     about += [] if study.against is None else [f"compared with {study.against}"]
     title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
-    write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
+    write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(formats.latex, every)]))
     write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, listed, told))
     content = page(
         title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
@@ -137,7 +137,7 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
         for row in each.rows:
             score, found = row.scores.get(each.score), row.differences.get(each.score)
             over = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
-            over += f", its difference over {_count(found.seeds * found.folds, 'pair')}" if found else ""
+            over += f", its difference over {_count(found.replicates * found.folds, 'pair')}" if found else ""
             for state, why in WAITING.items():
                 if row.states[state]:
                     yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{over}"
