@@ -110,7 +110,7 @@ def again() -> None:
 
 
 def cases(study: str, last: bool = False) -> dict[Place, list[Mapping[str, Any]]]:
-    finished = open_study(HERE / study, last).finished()
+    finished = open_study(HERE / study, "last" if last else None).finished()
     return {(Path(run.place).parts[2], run.seed, run.fold): result["cases"] for run, result in finished}
 
 

@@ -21,7 +21,11 @@ depth = 2
 epochs = 5
 batch = 4
 rate = 0.05
+weights = "best"
 surfaces = false
+
+[tune]
+nested = true
 
 [datasets.lesions]
 generate = { count = 18, size = 32, classes = 3, lesion = [2.0, 5.0], seed = 1 }

@@ -18,6 +18,12 @@ baseline = "Dice"
 folds = [0, 1, 2]
 seeds = [0, 1]
 
+[train]
+weights = "best"
+
+[tune]
+nested = true
+
 [datasets.cvc-clinicdb]
 path = "cvc-clinicdb"
 
@@ -32,7 +38,7 @@ path = "mine"
 "PolyDice-1" = { loss = "PolyDice1Loss({epsilon})", epsilon = [-0.3, 0.5] }
 """
 # As the paper's recipes have it: the background counts.
-GLOBAL = RECIPE.replace("[datasets.cvc", '[train]\nscore = "dice_global"\n\n[datasets.cvc')
+GLOBAL = RECIPE.replace("[train]", '[train]\nscore = "dice_global"')
 ONE_SET, GLOBAL_SET = (text.replace('[datasets.mine]\npath = "mine"\n', "") for text in (RECIPE, GLOBAL))
 LEVELS = {"Dice": 0.7, "Focal Tversky": 0.5, "PolyDice-1": 0.8}  # the share of a lesion that is found
 
@@ -77,7 +83,7 @@ def finish(study: Study, run: Planned, found: float = 1, foreground: bool = True
         "settings": {"score": study.recipe.score},
         "dataset": run.dataset,
         "prepared": "nowhere",
-        "best_epoch": 1 + run.seed,
+        "best_epoch": 1 + run.replicate,
         "validation_dice_foreground": scores["dice_foreground"] + better if foreground else None,
         "validation_dice_global": min(1.0, scores["dice_global"] + better),
         "test": scores,
@@ -89,7 +95,7 @@ def finish(study: Study, run: Planned, found: float = 1, foreground: bool = True
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result))
     rows = [
-        {"epoch": epoch, "loss": 1 / epoch + run.seed}
+        {"epoch": epoch, "loss": 1 / epoch + run.replicate}
         | {name: scores[name] and scores[name] * epoch / 3 for name in ("dice_foreground", "dice_global")}
         for epoch in (1, 2, 3)
     ]

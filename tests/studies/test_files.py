@@ -110,7 +110,7 @@ def test_scores_of_the_last_weights_are_checked_too(study: Study, tmp_path: Path
     ]:
         path.write_text(json.dumps(result | {"last": last}))
         with pytest.raises(ValueError, match=problem):
-            read_result(path, last=True)
+            read_result(path, "last")
 
 
 def test_weights_that_are_damaged_are_named_in_the_report(

@@ -3,9 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from polydice.studies.recipe import RecipeError, packaged, parse, read, slug
+from polydice.studies.recipe import (
+    BEGUN_BEFORE,
+    MOST_FOLDS,
+    TUNING,
+    RecipeError,
+    own_seed,
+    packaged,
+    parse,
+    read,
+    slug,
+)
 from polydice.training.expression import parse_loss
-from tests.studies.tiny import RECIPE
+from tests.studies.tiny import RECIPE, TUNED
 
 
 def test_every_run_is_planned_once_and_has_its_own_folder() -> None:
@@ -33,6 +43,74 @@ def test_a_loss_can_have_fewer_seeds() -> None:
     recipe = parse(RECIPE.replace("seeds = [0]", "seeds = [0, 1]").replace("epsilon = [", "seeds = [0], epsilon = ["))
     found = {(run.loss, run.seed) for run in recipe.runs()}
     assert found == {("Dice", 0), ("Dice", 1), ("PolyDice-1", 0)}
+    own = parse(RECIPE.replace("seeds = [0]", "replicates = 2").replace("epsilon = [", "replicates = 1, epsilon = ["))
+    assert {(run.loss, run.replicate) for run in own.runs()} == found
+
+
+def test_every_fold_of_a_replicate_has_a_seed_of_its_own_and_every_replicate_a_cut() -> None:
+    recipe = parse(RECIPE.replace("seeds = [0]", "replicates = 3"))
+    assert recipe.nested
+    runs = list(recipe.runs())
+    by_place = {(run.replicate, run.fold): run.seed for run in runs}
+    assert all(run.seed == by_place[run.replicate, run.fold] for run in runs), "the same for all losses"
+    assert len(by_place) == len(set(by_place.values())) == 6
+    found = {run.replicate: recipe.settings(run, Path("d"), Path("o")) for run in runs}
+    assert {replicate: settings.split_seed for replicate, settings in found.items()} == {0: 0, 1: 1, 2: 2}
+    assert {str(run.place) for run in runs} >= {"lesions/unet/dice/fold-1/replicate-2"}
+    assert recipe.extends(parse(RECIPE.replace("seeds = [0]", "replicates = 1")))
+    assert not recipe.extends(parse(RECIPE)), "another cut, other seeds"
+
+
+def test_no_two_folds_of_any_replicate_share_a_seed() -> None:
+    seeds = [own_seed(fold, replicate) for fold in range(MOST_FOLDS) for replicate in (0, 1, 2, 500, TUNING)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_what_a_recipe_means_that_does_not_say_it() -> None:
+    text = RECIPE.replace("seeds = [0]\n", "").replace("nested = true\n", "")
+    new, before = parse(text), parse(text, BEGUN_BEFORE)
+    assert (new.score, new.weights, new.outer, new.replicates) == ("dice_foreground", "last", "replicate", (0, 1, 2))
+    assert (new.tune.nested, new.tune.folds, new.margin) == (False, (0, 1), 1.0)
+    assert (before.score, before.weights, before.outer, before.replicates) == ("dice_global", "best", "seed", (0,))
+    assert before.tune.nested
+
+
+def test_several_losses_can_be_baselines() -> None:
+    recipe = parse(RECIPE.replace('baseline = "Dice"', 'baseline = ["PolyDice-1", "Dice"]\nmargin = 0.5'))
+    assert (recipe.baselines, recipe.baseline, recipe.margin) == (("PolyDice-1", "Dice"), "PolyDice-1", 0.5)
+    assert parse(RECIPE).baselines == ("Dice",)
+
+
+def test_values_are_chosen_in_a_replicate_that_is_used_for_nothing_else() -> None:
+    recipe = parse(TUNED)
+    tuning, runs = list(recipe.tuning()), list(recipe.runs())
+    assert [(run.loss, run.value, run.fold) for run in tuning] == [
+        ("Dice", "rate=0.01", 0), ("Dice", "rate=0.01", 1), ("Dice", "rate=0.1", 0), ("Dice", "rate=0.1", 1),
+    ]  # fmt: skip
+    assert [(run.loss, run.value, run.open) for run in runs[:2]] == [
+        ("Dice", "", True),
+        ("PolyDice-1", "rate=0.05", False),
+    ]
+    of_tuning, of_runs = ([recipe.settings(run, Path("d"), Path("o")) for run in some] for some in (tuning, runs))
+    assert not {each.seed for each in of_tuning} & {each.seed for each in of_runs}
+    assert not {each.split_seed for each in of_tuning} & {each.split_seed for each in of_runs}
+    assert [each.rate for each in of_tuning] == [0.01, 0.01, 0.1, 0.1]
+    assert {run.rate for run, each in zip(of_runs, runs, strict=True) if each.loss == "PolyDice-1"} == {0.05}
+    assert recipe.values == {"Dice": 1, "PolyDice-1": 1}
+
+
+def test_nested_choices_multiply_the_runs() -> None:
+    recipe = parse(TUNED.replace("rate = [0.01, 0.1]", "rate = [0.01, 0.1]\nnested = true"))
+    assert not list(recipe.tuning())
+    assert recipe.values == {"Dice": 2, "PolyDice-1": 1}
+    assert len(list(recipe.runs())) == 2 * (2 + 1)
+
+
+def test_more_values_extend_a_recipe() -> None:
+    more, other_folds = TUNED.replace("[0.01, 0.1]", "[0.04, 0.01, 0.1]"), "rate = [0.01, 0.1]\nfolds = [0, 1, 2]"
+    assert parse(more).extends(parse(TUNED))
+    assert not parse(TUNED).extends(parse(more))
+    assert parse(TUNED.replace("rate = [0.01, 0.1]", other_folds)).extends(parse(TUNED))
 
 
 def test_a_recipe_extends_another_if_all_its_runs_are_the_same() -> None:
@@ -90,10 +168,48 @@ def test_two_networks_may_be_the_same_one_with_other_settings() -> None:
         ('"Dice" =', '"dice!" = "DiceLoss()"\n"Dice" =', "folder of two runs"),
         ("[losses]", "[loss]", "the recipe has loss"),
         ("seeds = [0]", "seeds = 3", "seeds must be a list of whole numbers"),
+        ("seeds = [0]", "seeds = [0]\nreplicates = 3", "both replicates and seeds"),
+        ("seeds = [0]", "replicates = 0", "recipe.replicates must be at least 1: 0"),
+        ("seeds = [0]", "replicates = [0]", "recipe.replicates must be a whole number"),
+        ("seeds = [0]", "replicates = 1000", "replicates must be at most 999"),
+        ("seeds = [0]\n\n[train]", "[train]\nsplit = 'contiguous'", "cuts the cases in one way only"),
+        ("seeds = [0]\n\n[train]", "[train]\nsplit_seed = 4", "sets split_seed, but every replicate has its own"),
+        ("epsilon = [", "replicates = 2, epsilon = [", "has replicates, but the recipe has seeds"),
+        ("seeds = [0]", "seeds = [999000]", "seeds cannot be 999000, with which values are chosen"),
+        ("seeds = [0]", "seeds = [0]\nmargin = 0", "recipe.margin must be positive: 0"),
+        ("seeds = [0]", "seeds = [0]\nweights = 'last'", "weights belongs under .train., once for the whole recipe"),
+        ("[models.unet]", "[models.unet]\nweights = 'last'", "weights belongs under .train., once for the whole"),
+        ("epochs = 2", "epochs = 2\nreplicates = 3", "replicates belongs at the top of the recipe"),
+        ("epochs = 2", "epochs = 2\nmargin = 3", "margin belongs at the top of the recipe"),
+        ("epochs = 2", "nested = true", r"nested belongs under \[tune\]"),
+        ("seeds = [0]", "seeds = [0]\nepochs = 3", r"epochs belongs under \[train\]"),
+        ("epochs = 2", "weights = 'first'", "weights must be one of last, best: first"),
+        ("nested = true", "rate = [0.01]", "rate under .tune. must list at least two values to choose from: .0.01."),
+        ("nested = true", "rate = []", "rate under .tune. must list at least two values"),
+        ("nested = true", "rate = 0.01", "rate under .tune. must be a list of the values to choose from: 0.01"),
+        ("nested = true", "rate = [0.01, -1.0]", "Dice, rate=-1.0, on lesions with unet: rate must be positive: -1.0"),
+        ("nested = true", "rate = [0.01, 'fast']", "rate must be a number and must be positive: 'fast'"),
+        ("nested = true", "rate = [0.01, 0.01]", "folder of two runs"),
+        ("nested = true", "lr = [0.01, 0.1]", r"\[tune\] has lr \(did you mean rate\?\)"),
+        ("nested = true", "data = ['a', 'b']", r"\[tune\] cannot choose data: a study sets it"),
+        ("nested = true", "out = ['a', 'b']", r"\[tune\] cannot choose out: a study sets it"),
+        ("nested = true", "seed = [0, 1]", r"\[tune\] cannot choose seed: a study sets it"),
+        ("nested = true", "split = ['random', 'grouped']", r"\[tune\] cannot choose split: validation scores"),
+        ("nested = true", "model = ['unet', 'transunet']", "networks are compared, under .models."),
+        ("nested = true", "loss = ['DiceLoss()']", "losses are compared, under .losses."),
+        ("nested = true", "nested = 1", "tune.nested must be true or false: 1"),
+        ("nested = true", "nested = true\nfolds = [0]", "tune.folds has no meaning with tune.nested = true"),
+        ("nested = true", "folds = [0, 7]", "fold must lie between 0 and 2: 7"),
+        ("nested = true", "folds = [0, 0]", "tune.folds names a fold twice"),
+        ("epsilon = [", "rate = [0.01], epsilon = [", "rate of the loss 'PolyDice-1' must list at least two values"),
+        ("epsilon = [", "size = [32, 48], epsilon = [", "the loss 'PolyDice-1' cannot choose size"),
+        ("epsilon = [-0.2, 0.5]", "epsilon = [-0.2, 'x']", "PolyDice-1, epsilon=x, on lesions"),
         ("folds = [0, 1]", "folds = []", "folds must be a list of whole numbers"),
         ("folds = [0, 1]", 'folds = "01"', "folds must be a list of whole numbers"),
         ('title = "Tiny"', "title = 3", "recipe.title must be a text: 3"),
-        ('baseline = "Dice"', 'baseline = ["Dice"]', r"recipe.baseline must be a text: \['Dice'\]"),
+        ('baseline = "Dice"', "baseline = 3", "recipe.baseline must be a text: 3"),
+        ('baseline = "Dice"', 'baseline = ["Dice", "Lovász"]', "baseline 'Lovász' is none of the losses"),
+        ('baseline = "Dice"', "baseline = []", "baseline '' is none of the losses"),
         ("[datasets.lesions]", "[datasets]\nlesions = 3\n[datasets.more]", "datasets.lesions must be a table: 3"),
         ("count = 18", 'count = "18"', "datasets.lesions.generate.count must be a whole number and must be at least 1"),
         ("count = 18, ", "", "datasets.lesions.generate.count is missing"),
@@ -130,7 +246,10 @@ def test_the_packaged_recipes() -> None:
 
 
 def test_the_papers_recipes_and_those_of_the_kept_runs_say_that_the_background_counts() -> None:
-    assert {name for name in packaged() if read(name).score == "dice_foreground"} == {"demo", "scale"}
+    fair = {"compare", "demo", "scale"}
+    assert {name for name in packaged() if read(name).score == "dice_foreground"} == fair
+    assert {name for name in packaged() if read(name).weights == "last"} == fair
+    assert {name for name in packaged() if read(name).nested} == fair
     kept = sorted((Path(__file__).parents[2] / "results" / "paper").glob("*/recipe.toml"))
     assert len(kept) == 14
     assert {read(path).score for path in kept} == {"dice_global"}
@@ -147,7 +266,14 @@ def test_one_score_counts_in_the_whole_recipe() -> None:
 def test_the_recipe_of_the_docs_can_be_followed() -> None:
     text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
     recipe = parse(text.split("```toml\n")[1].split("```")[0])
-    assert len(list(recipe.runs())) == 5 * (3 * (1 + 4) + 1)  # folds · (seeds · (Dice, four ε) + Tversky)
+    assert len(list(recipe.runs())) == 5 * (3 * 2 + 1)  # folds · (replicates · (Dice, PolyDice-1) + Tversky)
+    assert len(list(recipe.tuning())) == 2 * (4 + 2 + 3 * 4)  # folds · (rates, Tversky's own, ε · rates)
+
+
+def test_a_setting_is_tuned_or_set_and_not_both() -> None:
+    for place in ("[train]", "[models.unet]", "[datasets.lesions]"):
+        with pytest.raises(RecipeError, match=re.escape(f"{place} sets rate, and losses have values of it")):
+            parse(TUNED.replace(place, f"{place}\nrate = 0.02"))
 
 
 def test_the_column_goes_on_where_the_question_was_asked() -> None:
@@ -163,6 +289,7 @@ def test_the_papers_tables_are_planned_whole(name: str) -> None:
     assert [variant.value for variant in recipe.losses["DropDice"]] == [f"order={k}" for k in (1, 2, 3, 10)]
     assert len(recipe.losses["PolyDice-1"]) == 9
     settings = recipe.settings(next(recipe.runs()), Path("d"), Path("o"))
+    assert recipe.tune.nested
     assert (settings.epochs, settings.batch, settings.rate, settings.momentum, settings.decay) == (
         200, 24, 0.01, 0.9, 1e-4,
     )  # fmt: skip

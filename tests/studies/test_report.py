@@ -61,18 +61,18 @@ def test_stopped_gone_on_with_or_moved_the_report_is_the_same_to_the_last_byte(t
 
 def test_the_last_weights_can_be_reported_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As if there had been but one validation, at the end."""
-    recipe = TINY.replace("epochs = 2", "epochs = 8\nrate = 0.1").replace("count = 18", "count = 60")
+    recipe = TINY.replace("epochs = 2", 'epochs = 8\nrate = 0.1\nweights = "best"').replace("count = 18", "count = 60")
     every, once = (study_in(tmp_path / name, lambda run: False, recipe) for name in ("every", "once"))
     for study, often in ((every, 1), (once, 8)):
         for run in study.runs:
             train(replace(study.settings(run, "cpu"), validate_every=often))
-    assert main(["report", str(every.folder), "--last"]) == 0
+    assert main(["report", str(every.folder), "--weights", "last"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == every.folder / "report-last" / "report.html"
     for name in ("report.html", "tables.md"):
         assert "Tiny (weights of the last epoch)" in (path.parent / name).read_text(encoding="utf-8")
-    assert "polydice report DIR --last</pre>" in path.read_text(encoding="utf-8")
-    (last,), (wanted,) = compare(open_study(every.folder, last=True)), compare(once)
+    assert "polydice report DIR --weights last</pre>" in path.read_text(encoding="utf-8")
+    (last,), (wanted,) = compare(open_study(every.folder, "last")), compare(once)
     found = [(row.scores, row.differences, row.values) for row in last.rows]
     assert found == [(row.scores, row.differences, row.values) for row in wanted.rows]
     chosen = [(row.scores, row.differences, row.values) for row in compare(every)[0].rows]
@@ -95,7 +95,7 @@ def test_any_loss_can_be_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["report", str(study.folder), "--baseline", "Focal Tversky"]) == 0
     page = html.unescape(Path(capsys.readouterr().out.strip()).read_text())
     assert "polydice report DIR --baseline='Focal Tversky'</pre>" in page
-    both = open_study(study.folder, last=True, baseline="Focal Tversky")
+    both = open_study(study.folder, "last", baseline="Focal Tversky")
     assert both.report_folder == study.folder / "report-last-to-focal-tversky"
     assert main(["report", str(study.folder), "--baseline", "Dice"]) == 0
     assert Path(capsys.readouterr().out.strip()) == study.folder / "report" / "report.html", "the recipe's own"
@@ -198,7 +198,7 @@ def test_results_that_do_not_have_the_last_weights_say_so(tmp_path: Path, capsys
     path = study.run_folder(study.runs[0]) / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps(result | {"last": result["test"]}))  # as it was before the cases came along
-    assert main(["report", str(study.folder), "--last"]) == 2
+    assert main(["report", str(study.folder), "--weights", "last"]) == 2
     told = capsys.readouterr().err
     assert "result.json does not have the cases of the last weights: remove it and train the run again" in told
     assert main(["report", str(study.folder)]) == 0

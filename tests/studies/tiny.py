@@ -1,4 +1,4 @@
-"""A study of seconds, for tests."""
+"""Studies of seconds, for tests."""
 
 RECIPE = """
 title = "Tiny"
@@ -16,6 +16,9 @@ batch = 4
 surfaces = false
 save_every = 0
 
+[tune]
+nested = true
+
 [datasets.lesions]
 generate = { count = 18, size = 32, seed = 1 }
 
@@ -25,3 +28,11 @@ generate = { count = 18, size = 32, seed = 1 }
 "Dice" = "DiceLoss(batch=True)"
 "PolyDice-1" = { loss = "PolyDice1Loss({epsilon}, batch=True)", epsilon = [-0.2, 0.5] }
 """
+
+# Four runs choose the rate of Dice; then each loss has two folds of one replicate.
+TUNED = (
+    RECIPE.replace("seeds = [0]", "replicates = 1")
+    .replace("nested = true", "rate = [0.01, 0.1]")
+    .replace("{epsilon}", "0.5")
+    .replace("epsilon = [-0.2, 0.5]", "rate = 0.05")
+)

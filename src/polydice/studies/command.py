@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from polydice.training.config import CACHE
 from polydice.values import Count, Range
+
+if TYPE_CHECKING:
+    from polydice.studies.study import Study
 
 Share = Annotated[float, Range(0, open=True), Range(0, 1)]
 
@@ -26,6 +29,7 @@ def study(
     address: str | None = None,
     gpu_share: Share = 1.0,
     skip_errors: bool = False,
+    changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE")] = (),
     list: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -36,6 +40,8 @@ def study(
 
     Example: polydice study demo --out runs/demo
 
+    Example: polydice study compare --data DIR --out runs/mine
+
     Example: polydice study paper-unet --data /data --out runs/paper-unet --per-gpu 2
 
     Example: polydice study my-recipe.toml --out runs/mine --engine ray --address auto --gpu-share 0.5
@@ -43,7 +49,7 @@ def study(
     Args:
         recipe: a packaged recipe (--list names them) or a TOML file.
         out: folder of the study. If not given, runs/ and the recipe's name, or that of its folder for a recipe.toml.
-        data: folder that holds the recipe's data sets.
+        data: folder that holds the recipe's data sets; for compare, the data set itself.
         cache: where prepared data sets are kept.
         engine: processes of this machine, or a Ray cluster whose nodes share the study's folder.
         jobs: runs at a time on this machine. If not given, as many as it has GPUs or cores.
@@ -51,11 +57,14 @@ def study(
         address: of a Ray cluster; auto finds one that runs here. If not given, one is started here.
         gpu_share: the part of a GPU that a run takes on a Ray cluster.
         skip_errors: leave out cases in which `polydice data` finds errors, instead of refusing to train.
+        changes: settings or keys of the recipe that are to be others, such as epochs=20 or replicates=5; a list,
+            rate=[0.01,0.04], is chosen from.
         list: name the packaged recipes and end.
         json_output: print the state of the study as JSON at the end.
     """
     from polydice.data.cases import DataError
     from polydice.studies.recipe import RecipeError
+    from polydice.studies.study import create
     from polydice.training.checkpoint import CheckpointError
 
     if list:
@@ -64,7 +73,8 @@ def study(
     try:
         if recipe is None:
             raise RecipeError("name a recipe, or see --list")
-        return _run(recipe, out, data, cache, engine, jobs, per_gpu, address, gpu_share, skip_errors, json_output)
+        study = create(recipe, out or _named(recipe), data, cache, skip_errors, changes)
+        return _run(study, engine, jobs, per_gpu, address, gpu_share, json_output)
     except (DataError, CheckpointError, OSError, RuntimeError, ValueError) as problem:
         print(f"polydice study: {problem}", file=sys.stderr)
         return 2
@@ -77,7 +87,7 @@ def _list() -> None:
     width = max(map(len, names))
     for name in names:
         recipe = read(name)
-        runs = sum(1 for _ in recipe.runs())
+        runs = sum(1 for _ in (*recipe.tuning(), *recipe.runs()))
         print(f"{name:<{width}}  {recipe.title} ({runs} runs)")
 
 
@@ -88,49 +98,56 @@ def _named(recipe: str) -> Path:
 
 
 def _run(
-    recipe: str, out: Path | None, data: Path, cache: Path, engine: str, jobs: int | None, per_gpu: int,
-    address: str | None, gpu_share: float, skip_errors: bool, json_output: bool,
+    study: "Study", engine: str, jobs: int | None, per_gpu: int, address: str | None, gpu_share: float,
+    json_output: bool,
 ) -> int:  # fmt: skip
     from polydice.data.usable import described
+    from polydice.studies.agenda import Agenda
     from polydice.studies.comparison import compare
     from polydice.studies.engine import devices, run_local
+    from polydice.studies.estimate import plan
     from polydice.studies.formats import terminal
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
     from polydice.studies.recipe import RecipeError
     from polydice.studies.report import remarks, write_report
-    from polydice.studies.study import create
     from polydice.studies.tables import results
     from polydice.training.loop import opened
 
-    study = create(recipe, out or _named(recipe), data, cache, skip_errors)
     states = {run: study.state(run) for run in study.runs}
-    waiting = [run for run, state in states.items() if state in ("waiting", "failed")]
     missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
     if set(states.values()) == {"no data"}:
         folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
         raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
     for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+    agenda = Agenda(study)
+    ready, at_once = agenda.ready(), devices(jobs, per_gpu)
     # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
-    first = {(run.dataset, run.model): run for run in waiting}.values()
-    for used in dict.fromkeys(described(opened(study.settings(run))[0]) for run in first):
+    first = {(run.dataset, run.model): run for run in ready}
+    data_of = {network: opened(study.settings(run)) for network, run in first.items()}
+    for used in dict.fromkeys(described(dataset) for dataset, _ in data_of.values()):
         print(used, file=sys.stderr)
-    live = Live(study)
+    if ready:
+        prepared = {network: each for network, (_, each) in data_of.items()}
+        print(plan(agenda, len(at_once) if engine == "local" else None, prepared), file=sys.stderr, flush=True)
+    live = Live(agenda.study)
+    agenda.say = live.say
     try:
-        if waiting and engine == "ray":
-            run_ray(study, waiting, live, address, gpu_share)
-        elif waiting:
-            run_local(study, waiting, live, devices(jobs, per_gpu), live.say, live.draw)
+        if ready and engine == "ray":
+            run_ray(study, ready, live, address, gpu_share, agenda.then)
+        elif ready:
+            run_local(study, ready, live, at_once, live.say, live.draw, agenda.then)
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
         return 130
+    study = agenda.study
     comparisons = compare(study)
     report = write_report(study, comparisons)
-    failed = [run for run in study.runs if study.state(run) == "failed"]
+    failed = agenda.failed()
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
-    told = remarks(study)
+    told = [*agenda.undecided(), *remarks(study)]
     if not json_output:
         width = get_terminal_size().columns if sys.stdout.isatty() else None
         for each in comparisons:

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from polydice.studies.answer import Response, answered, forgiving, responses, warnings
 from polydice.studies.grids import Runs, for_difference, for_mean, outcomes_of
@@ -18,7 +18,7 @@ from polydice.studies.selection import chosen
 from polydice.studies.statistics import Difference, Summary, difference, holm, signed_rank, summary
 from polydice.studies.study import Finished, State, Study
 from polydice.studies.verdicts import Verdict, in_words, verdict
-from polydice.training.config import CountingScore
+from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import collapse
 
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -101,7 +101,7 @@ class Comparison:
     score: CountingScore
     margin: float  # points
     nested: bool  # every replicate has a cut into folds of its own
-    weights: Literal["last", "best"]  # those that count
+    weights: CountingWeights  # those that count
     rows: tuple[Row, ...]  # as the recipe has the losses
     pairs: Mapping[tuple[str, str], Difference]  # of all losses, the first minus the second; all share one level
     responses: tuple[Response, ...] = ()  # of each loss, its score against a setting of which several values were tried
@@ -135,11 +135,10 @@ class Comparison:
         return " ".join(filter(None, (told, forgiving(self.responses))))
 
 
-def compare(study: Study, tuning: Iterable[Finished] = ()) -> list[Comparison]:
-    """One comparison for every data set and network of the recipe, in its order. `tuning` are runs whose validation
-    shows how each loss answers to the settings that were tried."""
+def compare(study: Study) -> list[Comparison]:
+    """One comparison for every data set and network of the recipe, in its order."""
     recipe = study.recipe
-    counting = chosen(study.finished(), {loss: len(variants) for loss, variants in recipe.losses.items()})
+    counting = chosen(study.finished(), recipe.values)
     runs: defaultdict[tuple[str, str, str], Runs] = defaultdict(dict)
     undefined: Counter[tuple[str, str, str]] = Counter()
     for entry, each in counting.items():
@@ -147,7 +146,7 @@ def compare(study: Study, tuning: Iterable[Finished] = ()) -> list[Comparison]:
         if each.result["test"][recipe.score] is None:
             undefined[place] += 1
         else:
-            runs[place][each.run.replicate, entry.fold] = each
+            runs[place][entry.replicate, entry.fold] = each
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1
@@ -172,7 +171,7 @@ def compare(study: Study, tuning: Iterable[Finished] = ()) -> list[Comparison]:
         comparisons.append(
             Comparison(
                 dataset, model, recipe.baselines, recipe.score, recipe.margin, recipe.nested,
-                "last" if study.last else "best", tuple(rows),
+                study.weights, tuple(rows),
                 _pairs(own, recipe.score, recipe.nested), shown, tuple(warnings(shown, histories, recipe.score)),
             )
         )  # fmt: skip

@@ -21,6 +21,7 @@ TICK = 2.0  # seconds
 Event = Literal["started", "done", "failed"]
 Report = Callable[[Planned, Event], None]
 Say = Callable[[str], None]
+Then = Callable[[Planned], Sequence[Planned]]
 
 
 def run_one(folder: Path, run: Planned, device: str | None = None) -> bool:
@@ -58,17 +59,23 @@ def run_local(
     devices: Sequence[str],
     say: Say = _to_stderr,
     tick: Callable[[], None] = lambda: None,
+    then: Then = lambda run: (),
 ) -> None:
     """Runs them, one at a time on each of the devices; a device that is named twice has two at a time.
 
-    `say` is given the lines that the runs write to standard error; `tick` is called every few seconds.
+    `say` is given the lines that the runs write to standard error; `tick` is called every few seconds; `then` says
+    which runs are to be done besides, now that one has ended.
     """
-    waiting = deque(runs)
-    workers = [Worker(study.folder, device) for device in devices[: len(waiting)]]
+    waiting, free = deque(runs), deque(devices)
+    workers: list[Worker] = []
     try:
-        for worker in workers:
-            report(worker.take(waiting.popleft()), "started")
-        while any(worker.run for worker in workers):
+        while waiting or any(worker.run for worker in workers):
+            idle = [worker for worker in workers if worker.run is None]
+            while waiting and (idle or free):
+                if not idle:
+                    idle.append(Worker(study.folder, free.popleft()))
+                    workers += idle
+                report(idle.pop().take(waiting.popleft()), "started")
             tick()
             for worker in _ready(workers):
                 run, news = worker.news()
@@ -76,8 +83,8 @@ def run_local(
                     say(news)
                     continue
                 report(run, "done" if news else "failed")
-                if waiting:
-                    report(worker.take(waiting.popleft()), "started")
+                if more := then(run):
+                    waiting = deque(sorted((*waiting, *more), key=lambda run: run.turn))
     finally:
         for worker in workers:
             worker.stop()

@@ -7,9 +7,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import numpy as np
 
 from polydice.data.cases import DataError
-from polydice.training.config import BEFORE, CountingScore
+from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import completed, validation
-from polydice.values import Count, NotNegative, Range, check
+from polydice.values import Count, NotNegative, Range, Seed, check
 
 MOST_PIXELS = 2**53
 Share = Annotated[float, Range(0, 1)]
@@ -20,8 +20,22 @@ class Where(TypedDict):
 
     data: str
     cache: str
-    score: NotRequired[CountingScore]
+    score: NotRequired[CountingScore]  # this and the next: what counts where the recipe says nothing
+    weights: NotRequired[CountingWeights]
+    seeds: NotRequired[list[Seed]]
+    nested: NotRequired[bool]
     skip_errors: NotRequired[bool]
+
+
+class Choice(TypedDict):
+    """An entry of chosen.json: the value of a loss that all folds and replicates have."""
+
+    dataset: str
+    model: str
+    loss: str
+    value: str
+    folds: list[Seed]  # of the tuning replicate
+    validation: dict[str, Share | None]  # of every value, the mean over these folds; None if it cannot be trained
 
 
 class Epoch(TypedDict):
@@ -53,6 +67,8 @@ class Case(TypedDict):
 
 
 class Last(TypedDict, total=False):
+    """The same of the last weights."""
+
     test: Scores
 
 
@@ -60,6 +76,7 @@ class Chosen(TypedDict, total=False):
     """The settings of a run, as far as a report reads them."""
 
     score: CountingScore
+    weights: CountingWeights
 
 
 class Used(TypedDict):
@@ -94,13 +111,21 @@ def read_where(path: Path) -> Where:
     return where
 
 
-def read_score(path: Path) -> CountingScore:
-    """By which the weights of a run were chosen, from its settings.json or its result.json."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a run, from its settings.json or its result.json."""
     found = _read(path, path.read_bytes(), dict[str, Any], "remove the run's folder and train it again")
-    settings = found.get("settings", found)
+    settings: dict[str, Any] = found.get("settings", found)
     _check(path, settings, Chosen, "remove the run's folder and train it again")
-    score: CountingScore = (BEFORE | settings)["score"]
-    return score
+    return settings
+
+
+def read_choices(path: Path) -> list[Choice]:
+    """What was chosen; nothing where nothing is written down."""
+    if not path.exists():
+        return []
+    advice = "remove it: the values are chosen again, from the same runs"
+    choices: list[Choice] = _read(path, path.read_bytes(), list[Choice], advice)
+    return choices
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -108,14 +133,15 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     return [_read(path, row, Epoch, "without the file, the report has all but the run's course") for row in rows]
 
 
-def read_result(path: Path, last: bool = False) -> dict[str, Any]:
-    """With `last`, what the result would be with the last weights."""
+def read_result(path: Path, weights: CountingWeights = "best") -> dict[str, Any]:
+    """What a run's result is with these weights; under `best` or `last`, what it is with the others."""
     again = "remove it and train the run again"
     result: dict[str, Any] = _read(path, path.read_bytes(), Result, again)
-    if last:
+    if weights == "last":
         if not {"test", "cases"} <= result.get("last", {}).keys():
             raise DataError(f"{path} does not have the cases of the last weights: {again}")
-        result |= result.pop("last")
+        last = result.pop("last")
+        result |= last | {"best": {name: result[name] for name in last.keys() & result.keys()}}
         _check(path, result, Result, again)
     _check_matrices(path, result["cases"], again)
     try:

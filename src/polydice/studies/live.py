@@ -21,9 +21,10 @@ class Live:
 
     def __init__(self, study: Study, stream: TextIO | None = None) -> None:
         self.study, self.stream = study, stream or sys.stderr
-        self.total = Counter(map(_row, study.runs))
-        self.done = Counter(_row(run) for run in study.runs if study.state(run) == "done")
-        self.no_data = Counter(_row(run) for run in study.runs if study.state(run) == "no data")
+        every = (*study.tuning, *study.runs)
+        self.total = Counter(map(_row, every))
+        self.done = Counter(_row(run) for run in every if study.state(run) == "done")
+        self.no_data = Counter(_row(run) for run in every if study.state(run) == "no data")
         self.running: dict[Planned, int] = {}  # and the epochs they are to have
         self.failed: Counter[Row] = Counter()
         self.started, self.ended = time.monotonic(), 0
@@ -106,4 +107,4 @@ class Live:
 
 
 def _row(run: Planned) -> Row:
-    return run.dataset, run.model, run.loss
+    return run.dataset, run.model, f"{run.loss}, tuning" if run.tuning else run.loss

@@ -172,7 +172,7 @@ def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str
         run, tested = each.run, each.result["test"][study.recipe.score]
         if tested is not None and validation(each.result) is not None:
             variant = Variant(run.loss, run.value, run.expression)
-            every[run.dataset, run.model][variant][run.seed, run.fold] = each
+            every[run.dataset, run.model][variant][run.replicate, run.fold] = each
     for parameter, by_line in lines(study.recipe).items():
         for model in study.recipe.models:
             panels = [

@@ -81,7 +81,7 @@ def _together(study: Study, comparison: Comparison) -> list[Finished]:
 
 
 def _file(study: Study) -> str:
-    return LAST if study.last else BEST
+    return LAST if study.weights == "last" else BEST
 
 
 def _prepared(study: Study, each: Finished) -> Prepared:

@@ -12,7 +12,7 @@ from pathlib import Path
 from socket import create_connection
 from typing import Any
 
-from polydice.studies.engine import Event, Report, run_one
+from polydice.studies.engine import Event, Report, Then, run_one
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study
 
@@ -20,15 +20,29 @@ RETRIES = 5  # for each run, when its node or process is lost
 PATIENCE = 10.0  # seconds for a cluster to answer; Ray itself would wait for minutes
 
 
-def run_ray(study: Study, runs: Sequence[Planned], report: Report, address: str | None, gpu_share: float) -> None:
-    """Runs them on the cluster at `address`, or on one that is started here; each takes a core and a share of a GPU."""
+def run_ray(
+    study: Study,
+    runs: Sequence[Planned],
+    report: Report,
+    address: str | None,
+    gpu_share: float,
+    then: Then = lambda run: (),
+) -> None:
+    """Runs them on the cluster at `address`, or on one that is started here; each takes a core and a share of a GPU.
+
+    `then` says which runs are to be done besides, now that one has ended.
+    """
     ray = _ray()
     # Ray prints what befalls its nodes, and standard output belongs to the caller.
     with redirect_stdout(sys.stderr), _connected(ray, address):
         share = gpu_share if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(_events)
         folder = study.folder.resolve()
-        pending = {task.options(name=str(run.place)).remote(folder, run): run for run in runs}
+
+        def begun(runs: Sequence[Planned]) -> dict[Any, Planned]:
+            return {task.options(name=str(run.place)).remote(folder, run): run for run in runs}
+
+        pending = begun(runs)
         while pending:
             for events in ray.wait(list(pending))[0]:
                 run = pending[events]
@@ -38,9 +52,10 @@ def run_ray(study: Study, runs: Sequence[Planned], report: Report, address: str 
                     cause = getattr(error, "cause", None) or error  # what was raised on the node, or Ray's own
                     study.note_error(run, f"{type(cause).__name__}: {cause}")
                     event = "failed"
+                report(run, event)
                 if event != "started":
                     del pending[events]
-                report(run, event)
+                    pending |= begun(then(run))
 
 
 def _events(folder: Path, run: Planned) -> Iterator[Event]:

@@ -40,7 +40,8 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
 
     listed = [*(f"trained on {line}" for line in _used(study)), *missing]
-    about = ["weights of the last epoch"] if study.last else []
+    told_weights = {"last": "weights of the last epoch", "best": "weights that were best on validation"}
+    about = [] if study.weights == recipe.weights else [told_weights[study.weights]]
     about += [] if study.against is None else [f"compared with {study.against}"]
     title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
@@ -61,10 +62,10 @@ def remarks(study: Study) -> list[str]:
     folds: defaultdict[str, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in study.finished():
         for what in scoring.remarks(each.result):
-            folds[f"{_named(each.run)}: {what}"][each.run.seed].append(str(each.run.fold))
+            folds[f"{_named(each.run)}: {what}"][each.run.replicate].append(str(each.run.fold))
     lines = []
-    for what, by_seed in folds.items():
-        places = (f"seed {seed}, fold {', '.join(those)}" for seed, those in by_seed.items())
+    for what, by_replicate in folds.items():
+        places = (f"{study.recipe.outer} {one}, fold {', '.join(those)}" for one, those in by_replicate.items())
         lines.append(f"{what} ({'; '.join(places)})")
     return lines
 
@@ -102,7 +103,7 @@ def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
 
 
 def _commands(study: Study) -> str:
-    options = " --last" if study.last else ""
+    options = "" if study.weights == study.recipe.weights else f" --weights {study.weights}"
     options += "" if study.against is None else f" --baseline={shlex.quote(study.against)}"
     return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{options}"
 
@@ -113,9 +114,10 @@ def _facts(study: Study) -> Iterator[str]:
     if states["failed"]:
         yield f"{states['failed']} failed"
     yield _count(len(study.recipe.folds), "fold")
-    yield _count(len(study.recipe.seeds), "seed")
-    yield f"baseline: {study.recipe.baseline}"
+    yield _count(len(study.recipe.replicates), study.recipe.outer)
+    yield f"baseline: {', '.join(study.recipe.baselines)}"
     yield f"score: {study.recipe.score}"
+    yield f"weights: {study.weights}"
     yield from _used(study)
 
 
@@ -132,7 +134,7 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
     for run in study.runs:
         if study.state(run) == "failed":
             why = study.error(run).strip().partition("\n")[0].replace(str(study.folder), "DIR")
-            yield f"{_named(run)}, fold {run.fold}, seed {run.seed}: failed: {why}"
+            yield f"{_named(run)}, fold {run.fold}, {study.recipe.outer} {run.replicate}: failed: {why}"
     for each in comparisons:
         for row in each.rows:
             score, found = row.scores.get(each.score), row.differences.get(each.score)

@@ -3,14 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    last: bool = False,
+    weights: Literal["last", "best"] | None = None,
     baseline: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -26,7 +26,8 @@ def report(
 
     Args:
         folder: the folder of the study.
-        last: report on the last epoch's weights, not on those that validation chose, into DIR/report-last.
+        weights: report on the weights of the last epoch, or on those that were best on validation. If not given, those
+            that count in the recipe; the others go into DIR/report-last or DIR/report-best.
         baseline: compare with this loss, by its name in the recipe, into DIR/report-to- and the name as its folder has
             it. If not given, the recipe's baseline.
         json_output: print the table as JSON instead of the path of the page.
@@ -37,7 +38,7 @@ def report(
     from polydice.studies.tables import record
 
     try:
-        study = open_study(folder, last, baseline)
+        study = open_study(folder, weights, baseline)
         comparisons = compare(study)
         path = write_report(study, comparisons)
     except (OSError, ValueError) as problem:
@@ -45,7 +46,7 @@ def report(
         return 2
     if json_output:
         rows = [record(each, row) for each in comparisons for row in each.rows]
-        told = {"report": str(path), "weights": "last" if last else "best", "baseline": study.recipe.baseline}
+        told = {"report": str(path), "weights": study.weights, "baseline": study.recipe.baseline}
         print(json.dumps(told | {"rows": rows}, indent=1))
     else:
         print(path)

@@ -1,27 +1,40 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are, which score counts if the recipe does not say it, and whether cases
-                           with errors are left out
-DIR/runs/…/fold-0/seed-0/  one run: result.json once it is finished, error.txt if it failed
-DIR/report/                what `polydice report` writes; DIR/report-last/ if it is about the last weights,
-                           DIR/report-to-LOSS/, DIR/report-last-to-LOSS/ if it compares with another loss
+DIR/study.json             where the data sets are, what the recipe means where it says nothing, and whether cases with
+                           errors are left out
+DIR/chosen.json            the values that were chosen once for all folds and replicates
+DIR/runs/…/fold-0/replicate-0/  one run: result.json once it is finished, error.txt if it failed; with `seeds` it is in
+                           seed-0, and if it is there for the choice of a value alone, in tuning
+DIR/report/                what `polydice report` writes; DIR/report-last/ or report-best/ if it is about the weights
+                           that do not count, DIR/report-to-LOSS/ if it compares with another loss
 """
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
-from polydice.studies.files import Where, read_history, read_result, read_score, read_where
-from polydice.studies.recipe import Planned, Recipe, RecipeError, packaged, read, slug
+from polydice.studies.auto import completed
+from polydice.studies.files import (
+    Choice,
+    Where,
+    read_choices,
+    read_history,
+    read_result,
+    read_settings,
+    read_where,
+)
+from polydice.studies.recipe import BEGUN_BEFORE, NEW, Planned, Recipe, RecipeError, Unsaid, read, slug, text_of
 from polydice.training.checkpoint import write_text
-from polydice.training.config import CountingScore, Settings
+from polydice.training.config import BEFORE, CountingWeights, Settings
+
+CHOSEN = "chosen.json"
 
 State = Literal["done", "failed", "waiting", "no data"]
 
@@ -39,18 +52,47 @@ class Study:
     recipe: Recipe
     data: Path  # below it lie the data sets
     cache: Path
-    last: bool = False  # what counts of a run is the last epoch's weights, not those that validation chose
+    weights: CountingWeights  # those that count: the recipe's, if nobody asks for the others
     against: str | None = None  # the baseline, where it is not the one of recipe.toml
     skip_errors: bool = False  # cases with errors are left out of all data sets
+    choices: tuple[Choice, ...] = ()  # the values that were chosen once for all folds and replicates
 
     @cached_property
     def runs(self) -> tuple[Planned, ...]:
-        return tuple(self.recipe.runs())
+        """The runs that are compared, with the values that were chosen so far."""
+        return tuple(map(self.settled, self.recipe.runs()))
+
+    @cached_property
+    def tuning(self) -> tuple[Planned, ...]:
+        """The runs that are there for the choice of a value alone."""
+        return tuple(self.recipe.tuning())
+
+    def tuning_of(self, dataset: str, model: str, loss: str) -> list[Planned]:
+        return [run for run in self.tuning if (run.dataset, run.model, run.loss) == (dataset, model, loss)]
+
+    def choice(self, dataset: str, model: str, loss: str) -> Choice | None:
+        """The value that was chosen once for a loss, and from what."""
+        wanted = dataset, model, loss
+        return next((each for each in self.choices if (each["dataset"], each["model"], each["loss"]) == wanted), None)
+
+    def settled(self, run: Planned) -> Planned:
+        """The run with the value that was chosen for it; itself if it has one, or none is chosen yet."""
+        found = self.choice(run.dataset, run.model, run.loss) if run.open else None
+        if found is None:
+            return run
+        variant = next(each for each in self.recipe.losses[run.loss] if each.value == found["value"])
+        return replace(run, value=variant.value, expression=variant.expression, settings=variant.settings, open=False)
+
+    def with_choice(self, choice: Choice) -> "Study":
+        """The study once the choice is written down."""
+        study = replace(self, choices=(*self.choices, choice))
+        _write_choices(self.folder, study.choices)
+        return study
 
     @property
     def report_folder(self) -> Path:
         to = "" if self.against is None else f"-to-{slug(self.against)}"
-        return self.folder / f"report{'-last' if self.last else ''}{to}"
+        return self.folder / f"report{'' if self.weights == self.recipe.weights else f'-{self.weights}'}{to}"
 
     def run_folder(self, run: Planned) -> Path:
         return self.folder / "runs" / run.place
@@ -85,11 +127,14 @@ class Study:
         settings = self.recipe.settings(run, folder, self.run_folder(run), cache=self.cache, device=device)
         return replace(settings, skip_errors=True) if self.skip_errors else settings
 
-    def finished(self) -> Iterator[Finished]:
-        for run in self.runs:
-            path = self.run_folder(run) / "result.json"
-            if path.exists():
-                yield Finished(run, read_result(path, self.last))
+    def finished(self, tuning: bool = False) -> Iterator[Finished]:
+        """The runs that are compared, or those for the choice of a value, as far as they have a result."""
+        for run in self.tuning if tuning else self.runs:
+            if (self.run_folder(run) / "result.json").exists():
+                yield Finished(run, self.result(run))
+
+    def result(self, run: Planned) -> dict[str, Any]:
+        return read_result(self.run_folder(run) / "result.json", self.weights)
 
     def history(self, run: Planned) -> list[dict[str, Any]]:
         """The epochs of a run; empty where they were not brought along with the result."""
@@ -97,56 +142,94 @@ class Study:
         return read_history(path) if path.exists() else []
 
 
-def create(recipe: str | Path, folder: Path, data: Path, cache: Path, skip_errors: bool = False) -> Study:
+def create(
+    recipe: str | Path, folder: Path, data: Path, cache: Path, skip_errors: bool = False, changes: Sequence[str] = ()
+) -> Study:
     """The study in `folder`, made of a recipe, or the one that is there already: it goes on, and it grows if the recipe
-    has more losses, seeds, folds or data sets than before. One that has not begun to train is made anew."""
+    has more losses, values, replicates, folds or data sets than before. One that has not begun to train is made new.
+    `changes` are those of the command to the recipe: epochs=20."""
     kept, place = folder / "recipe.toml", folder / "study.json"
     try:
-        score = _score(folder, read_where(place))
+        unsaid = _unsaid(folder, read_where(place))
     except (OSError, DataError):  # it is not there, or damaged, and is written below
-        score = _score(folder, {})
-    wanted = read(recipe, score)
-    before = read(kept, score) if kept.exists() and any(folder.glob("runs/*")) else None
+        unsaid = _unsaid(folder, {})
+    begun = kept.exists() and any(folder.glob("runs/*"))
+    text, chosen = completed(text_of(recipe), data, text_of(kept) if begun else None, changes)
+    wanted = read(recipe, unsaid, text)
+    before = read(kept, unsaid) if begun else None
     if before is not None and not wanted.extends(before):
         raise RecipeError(
             f"{folder} holds a study with another recipe: take another folder, or go on with {kept}; a study can only "
-            "grow, by losses, seeds, folds or data sets"
+            "grow, by losses, values, replicates, seeds, folds or data sets"
         )
+    choices = _still_true(folder, wanted) if before else []
     if before not in (None, wanted):
-        count = len({*wanted.runs()} - {*before.runs()})
+        count = len({*wanted.runs(), *wanted.tuning()} - {*before.runs(), *before.tuning()})
         print(f"{folder} holds a study with another recipe, which this one extends by {count} runs", file=sys.stderr)
-    text = _text(recipe)  # which may be the very file that is written
-    where = {"data": str(data.resolve()), "cache": str(cache.resolve()), "score": score}
+    if chosen:
+        print(chosen, file=sys.stderr)
+    where: dict[str, Any] = {"data": str(data.resolve()), "cache": str(cache.resolve())}
+    where |= {name: value for name, value in asdict(unsaid).items() if value is not None}
     write_text(place, json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
+    _write_choices(folder, choices)
     if before != wanted:
         write_text(kept, text)
     return open_study(folder)
 
 
-def open_study(folder: Path, last: bool = False, baseline: str | None = None) -> Study:
-    """The study that a folder holds, with the recipe's baseline or another of its losses."""
+def open_study(folder: Path, weights: CountingWeights | None = None, baseline: str | None = None) -> Study:
+    """The study that a folder holds, with the recipe's weights and baseline or with others."""
     try:
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    recipe = read(folder / "recipe.toml", _score(folder, where))
+    recipe = read(folder / "recipe.toml", _unsaid(folder, where))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
     against = None if baseline == recipe.baseline else baseline
-    recipe = replace(recipe, baseline=against or recipe.baseline)
-    skip_errors = where.get("skip_errors", False)
-    return Study(folder, recipe, Path(where["data"]), Path(where["cache"]), last, against, skip_errors)
+    if against is not None:
+        recipe = replace(recipe, baselines=(against,))
+    skip_errors, choices = where.get("skip_errors", False), tuple(read_choices(folder / CHOSEN))
+    data, cache = Path(where["data"]), Path(where["cache"])
+    return Study(folder, recipe, data, cache, weights or recipe.weights, against, skip_errors, choices)
 
 
-def _score(folder: Path, where: Where | dict[str, Any]) -> CountingScore:
-    """What counts in a study whose recipe does not say it: what its study.json says, or else what its runs were trained
-    by, which was the paper's score when there was no other. So it means what it meant, and what is added to it is
+def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:
+    """What the recipe of a study means where it says nothing: what its study.json says, or else what its runs were
+    trained by, which was the paper's way when there was no other. So it means what it meant, and what is added to it is
     trained as the rest was."""
-    if "score" in where:
-        return where["score"]
+    if "weights" in where:
+        seeds = tuple(where["seeds"]) if "seeds" in where else None
+        return Unsaid(where.get("score", NEW.score), where["weights"], seeds, where.get("nested", NEW.nested))
     begun = next(folder.glob("runs/**/settings.json"), None) or next(folder.glob("runs/**/result.json"), None)
-    return "dice_foreground" if begun is None else read_score(begun)
+    if begun is None:
+        return replace(NEW, score=where.get("score", NEW.score))
+    settings = read_settings(begun)
+    meant = NEW if "weights" in settings else BEGUN_BEFORE
+    settings = BEFORE | settings
+    return replace(meant, score=where.get("score", settings["score"]), weights=settings["weights"])
 
 
-def _text(recipe: str | Path) -> str:
-    return packaged().get(str(recipe), Path(recipe)).read_text(encoding="utf-8")
+def _still_true(folder: Path, recipe: Recipe) -> list[Choice]:
+    """The choices of a study that the recipe leaves as they are. One from other values is made anew, as long as no run
+    was trained with it."""
+    kept = []
+    for each in read_choices(folder / CHOSEN):
+        loss, listed = each["loss"], [variant.value for variant in recipe.losses[each["loss"]]]
+        if set(listed) == each["validation"].keys() and set(recipe.tune.folds) == set(each["folds"]):
+            kept.append(each)
+            continue
+        trained = Path(slug(each["dataset"]), slug(each["model"]), f"{slug(loss)}-{slug(each['value'])}")
+        if any(path.name != "tuning" for path in (folder / "runs" / trained).glob("fold-*/*")):
+            raise RecipeError(
+                f"{folder}: {loss} on {each['dataset']} with {each['model']} is trained with {each['value']}, which "
+                f"was chosen among {'; '.join(each['validation'])} on folds {each['folds']}, and the recipe lists "
+                f"{'; '.join(listed)} on folds {[*recipe.tune.folds]}: another value would make these runs another "
+                "study; go on with the list as it was, or take another folder"
+            )
+    return kept
+
+
+def _write_choices(folder: Path, choices: Sequence[Choice]) -> None:
+    if choices or (folder / CHOSEN).exists():
+        write_text(folder / CHOSEN, json.dumps(choices, indent=1) + "\n")

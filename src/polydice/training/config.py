@@ -25,8 +25,9 @@ Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
 CountingScore = Literal["dice_foreground", "dice_global"]
+CountingWeights = Literal["last", "best"]
 # What a run meant that was saved before there was such a setting.
-BEFORE: dict[str, Any] = {"score": "dice_global"}
+BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class Settings:
     score: CountingScore = "dice_foreground"
     """The score that counts: on validation it chooses the weights. dice_foreground is the mean over the foreground
     classes; dice_global, the paper's, has the background in it, and so pays for finding nothing."""
+    weights: CountingWeights = "last"
+    """The weights that count: of the last epoch, or the best on validation. Both are tested, and both are kept."""
     validate_every: Count = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True

@@ -1,0 +1,122 @@
+"""What a recipe leaves open: with a network that is called auto, the network and the sizes that suit the data and the
+machine. They are chosen when a study is made, and stand in its recipe.toml from then on, where anybody can see them.
+
+On a GPU the network and the image are those of the paper. On a CPU both are small, so that the whole of a study takes
+an hour or so: it compares the losses, and its scores are far from the best that can be had.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from polydice.data.cases import Dataset
+from polydice.studies.axes import TUNABLE
+from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
+
+AUTO = "auto"
+LOOKED_AT = 8  # cases, which tell the size of the others
+THICK = 3  # volumes whose slices are so many times as thick as their pixels are wide are taken slice by slice
+FEW_SLICES = 8  # and so are those with fewer slices
+STEPS = {"gpu": 2000, "cpu": 600}  # of a training
+EDGE, PATCH = {"gpu": 224, "cpu": 64}, 32  # pixels at most; voxels at most, on a CPU
+FOLDS = {"gpu": 5, "cpu": 3}
+
+
+def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -> tuple[str, str]:
+    """A recipe with the changes that the command asks for and without anything that is left open, and what was chosen,
+    in words. `kept` is the recipe of a study that has begun: what was chosen for it stays."""
+    try:
+        given = tomllib.loads(text)
+    except ValueError:
+        return text, ""  # whoever reads it says what is wrong
+    for each in changes:
+        _change(given, each)
+    models = given.get("models", {})
+    said = ""
+    if AUTO in models and "model" not in models[AUTO]:
+        train = given.setdefault("train", {})
+        chosen, about = _kept(kept) or _suited_to(given, data, train.pop("model", None))
+        models[AUTO]["model"] = chosen.pop("model")
+        given["train"] = chosen | train
+        told = {"model": models[AUTO]["model"]} | {name: given["train"][name] for name in chosen}
+        said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in told.items())}; --set changes it"
+    elif not changes:
+        return text, ""
+    return dumps(given), said
+
+
+def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str, Any]:
+    """The settings that suit a data set, a machine, "gpu" or "cpu", and a network, which is chosen if none is given."""
+    samples = [dataset.read(case) for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]]
+    shapes = [sample.labels.shape for sample in samples]
+    slices = 1.0 if len(shapes[0]) == 2 else median(shape[0] for shape in shapes)
+    spacings = [sample.spacing for sample in samples if sample.spacing]
+    thick = bool(spacings) and median(each[0] / max(each[1:]) for each in spacings) > THICK
+    volumes = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick if model is None else model == "unet3d"
+    folds = min(FOLDS[machine], max(3, dataset.groups))
+    found: dict[str, Any] = {"model": model or ("unet3d" if volumes else "unet"), "folds": folds}
+    if volumes:
+        batch, step = 2, 8
+        if machine == "cpu":
+            sides = (median(shape[axis] for shape in shapes) for axis in range(3))
+            found["patch"] = [min(PATCH, step * ceil(side / step)) for side in sides]
+    else:
+        batch, edge = (24 if machine == "gpu" else 8), median(max(shape[-2:]) for shape in shapes)
+        found["size"] = min(EDGE[machine], 16 * ceil(edge / 16))
+    if machine == "cpu" and model != "transunet":
+        found |= {"width": 8, "depth": 3}
+    items = len(dataset.cases) * (1 if volumes else slices) * (folds - 2) / folds  # that are trained on
+    batch = max(1, min(batch, int(items / 2)))
+    epochs = max(10, ceil(STEPS[machine] / max(1, items // batch)))
+    return found | {"batch": batch, "epochs": epochs, "validate_every": max(1, epochs // 20)}
+
+
+def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str]:
+    import torch
+
+    from polydice.data.readers import open_dataset
+
+    if len(given.get("datasets", {})) != 1 or "path" not in next(iter(given["datasets"].values())):
+        raise RecipeError(f"[models.{AUTO}] chooses a network for one data set, which has a path: name the network")
+    (table,) = given["datasets"].values()
+    folder, options = data / table["path"], given.get("train", {}) | table
+    dataset = open_dataset(folder, **{name: options.get(name) for name in ("layout", "masks", "group", "ignore")})
+    machine = "gpu" if torch.cuda.is_available() else "cpu"
+    called = {"gpu": "a GPU", "cpu": "a CPU, and small for that"}[machine]
+    return suited(dataset, machine, model), f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called}"
+
+
+def _kept(recipe: str | None) -> tuple[dict[str, Any], str] | None:
+    """What the study's own recipe has, if that, too, was chosen."""
+    given = tomllib.loads(recipe) if recipe else {}
+    if "model" not in given.get("models", {}).get(AUTO, {}):
+        return None
+    names = ("folds", "patch", "size", "width", "depth", "batch", "epochs", "validate_every")
+    kept = {name: given["train"][name] for name in names if name in given.get("train", {})}
+    return {"model": given["models"][AUTO]["model"]} | kept, "as the study was begun"
+
+
+def _change(given: dict[str, Any], change: str) -> None:
+    """Sets a key of the recipe, `epochs=20`, wherever it stands. A list of values to choose from goes to [tune], and a
+    number of folds, of which the recipe itself has a list, to [train]."""
+    name, _, text = change.partition("=")
+    if not text:
+        raise RecipeError(f"--set takes NAME=VALUE, such as epochs=20: {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text  # model=unet3d
+    refuse_unknown("--set", {name: value}, (TOP | SETTINGS) - {"train", "tune", "datasets", "models", "losses"})
+    if name == "model" and AUTO not in given.get("models", {}):
+        raise RecipeError(f"--set {change}: the recipe names its networks, under [models]; copy it and change them")
+    if name in TOP and not (name == "folds" and isinstance(value, int)):
+        given.pop({"seeds": "replicates", "replicates": "seeds"}.get(name, name), None)
+        given[name] = value
+        return
+    for table in (given.get("tune", {}), *given.get("datasets", {}).values(), *given.get("models", {}).values()):
+        table.pop(name, None)
+    listed = isinstance(value, list) and name in TUNABLE - {"patch"}
+    given.setdefault("tune" if listed else "train", {})[name] = value

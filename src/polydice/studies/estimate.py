@@ -1,0 +1,99 @@
+"""How long a study will take, about: from runs that it has, or from a few steps on made-up images."""
+
+import time
+from collections.abc import Mapping
+from statistics import fmean
+
+import torch
+from torch.nn import functional as F
+
+from polydice.data.prepare import Prepared
+from polydice.models import build
+from polydice.studies.agenda import Agenda
+from polydice.studies.study import Study
+from polydice.training.config import Settings
+from polydice.training.inference import patch_for
+
+Network = tuple[str, str]  # a data set, and a network on it
+
+STEPS = 2  # that are timed, after one that is not
+FORWARD = 1 / 3  # of a step's time: a case that is validated or tested on goes through the network once, and not back
+FEW = 2  # images are timed on a CPU, where time grows with their number; a GPU is given the whole batch
+
+
+def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Network, Prepared]) -> str:
+    """The runs that are left and about how many minutes they take, in words. `at_once` is how many are trained at a
+    time; None if that is not known."""
+    tuning, compared = agenda.counts()
+    runs = f"{tuning} to choose values and {compared} to compare" if tuning else "all to compare"
+    text = f"{tuning + compared} runs to train ({runs})"
+    unknown = f"{text}; how long that takes is told once a run has ended"
+    if at_once is None:
+        return unknown
+    known = _known(agenda.study)
+    told = "as the runs that are finished took"
+    every = [run for run in (*agenda.study.tuning, *agenda.study.runs) if agenda.is_left(run)]
+    left = [run for run in every if (run.dataset, run.model) in prepared]
+    first = {(run.dataset, run.model): run for run in reversed(left)}
+    try:
+        for network in first.keys() - known.keys():
+            told = f"guessed from {STEPS} steps of training; the first runs will tell better"
+            known[network] = timed(agenda.study.settings(first[network]), prepared[network])
+    except (ImportError, RuntimeError, ValueError):  # no memory for it, say: the run itself will tell
+        return unknown
+    seconds = sum(known[run.dataset, run.model] for run in left) / min(at_once, len(left))
+    return f"{text}, {at_once} at a time: about {_duration(seconds)}, {told}"
+
+
+def timed(settings: Settings, prepared: Prepared) -> float:
+    """Seconds of a run, guessed: a network of its size takes a few steps."""
+    gpu = torch.cuda.is_available() and settings.device != "cpu"
+    device = torch.device("cuda" if gpu else "cpu")
+    batch = settings.batch or (24 if settings.dims == 2 else 2)
+    count = batch if gpu else min(batch, FEW)
+    shape = (settings.size,) * 2 if settings.dims == 2 else settings.patch or patch_for(prepared)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as runs are trained that share the cores
+    try:
+        classes = len(prepared.classes)
+        model = build(settings.model, prepared.channels, classes, **settings.model_options).to(device).train()
+        images = torch.rand(count, prepared.channels, *shape, device=device)
+        labels = torch.randint(classes, (count, *shape), device=device)
+        for step in range(STEPS + 1):
+            if step == 1:
+                started = _now(gpu)
+            with torch.autocast(device.type, torch.bfloat16, enabled=gpu and settings.precision != "float32"):
+                out = model(images)
+                F.cross_entropy((out[0] if isinstance(out, list | tuple) else out).float(), labels).backward()
+        per_item = (_now(gpu) - started) / STEPS / count
+    finally:
+        torch.set_num_threads(threads)
+    part = len(prepared) / settings.folds  # the items of a test part, and of a validation part
+    trained = settings.epochs * (len(prepared) - 2 * part)
+    looked_at = part * (settings.epochs / settings.validate_every + 2)
+    return float(per_item * (trained + FORWARD * looked_at))
+
+
+def _known(study: Study) -> dict[Network, float]:
+    """The mean seconds of the runs that are finished."""
+    found: dict[Network, list[float]] = {}
+    for run, result in (*study.finished(tuning=True), *study.finished()):
+        if "seconds" in result:
+            found.setdefault((run.dataset, run.model), []).append(result["seconds"])
+    return {network: fmean(seconds) for network, seconds in found.items()}
+
+
+def _now(gpu: bool) -> float:
+    if gpu:
+        torch.cuda.synchronize()
+    return time.monotonic()
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(20), _duration(1500), _duration(30_000)
+    ('1 minute', '25 minutes', '500 minutes (8 hours)')
+    """
+    minutes = max(1, round(seconds / 60))
+    hours = f" ({round(minutes / 60)} hours)" if minutes >= 120 else ""
+    return f"{minutes} minute{'s' * (minutes != 1)}{hours}"
