@@ -1,10 +1,13 @@
 import dataclasses
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from polydice.studies.figures import drawn
+from polydice.studies.figures import drawings, drawn
 from polydice.studies.plots import Panel, Plot, Point, Series
 from polydice.studies.style import save
 
@@ -29,12 +32,59 @@ def test_a_line_is_where_its_points_are(kind: str) -> None:
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("panel", "x", "y")
 
 
-def test_an_interval_lies_on_its_line() -> None:
+def test_an_interval_lies_below_its_name() -> None:
     (axes,) = drawn(INTERVALS).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["this", "that"]
     bars = [collection.get_segments()[0].tolist() for collection in axes.collections]
     assert bars == [[[-1, 0], [4, 0]], [[-1, 1], [4, 1]]]
     assert axes.yaxis_inverted(), "the first on top"
+    assert [(text.get_text(), -1 < text.get_position()[1] - place < 0) for place, text in enumerate(axes.texts)] == [
+        ("this", True),
+        ("that", True),
+    ]
+
+
+@pytest.mark.parametrize("plot", [LINES, INTERVALS], ids=["lines", "intervals"])
+def test_the_page_has_the_same_drawing_panel_by_panel(plot: Plot) -> None:
+    """What can be pointed at is where matplotlib has drawn it, in the page's colours."""
+    first, second = drawings(dataclasses.replace(plot, panels=plot.panels * 2))
+    assert first.places == second.places
+    assert first.svg != second.svg, "each has its own names for what its elements refer to"
+    svg = ElementTree.fromstring(first.svg.replace("xlink:href", "href"))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    marks = [svg.findall(f".//*[@data-series='{number}']//use") for number in range(2)]
+    if plot is LINES:
+        found = [[float(use.attrib["x"]) / width for use in each] for each in marks]
+        assert np.mean(found, axis=0) == pytest.approx([place.share for place in first.places], abs=1e-3), (
+            "side by side"
+        )
+        assert first.places[0][1:] == ("x a", [(0, "1 (0.5 to 2)"), (1, "2")])
+    else:
+        found = [[float(use.attrib["y"]) / height for use in each] for each in marks]
+        assert np.ravel(found) == pytest.approx([place.share for place in first.places], abs=1e-3)
+        assert first.places[1][1:] == ("", [(1, "1 (−1 to 4)")])
+    assert not re.search(r": #[0-9a-f]{6}", first.svg), "no colour that dark ground does not know"
+    text = " ".join(svg.itertext())
+    assert all(name in text for name in plot.panels[0].ticks)
+
+
+def test_a_plateau_lies_below_the_curves_with_a_ring_at_the_choice() -> None:
+    series = (
+        Series("Dice", "#000000", (Point(0.01, 90, 89, 91), Point(0.1, 92, 91, 93)), plateau=(0.1,), chosen=0.1),
+        Series("other", "#D55E00", (Point(0.01, 92, 92, 92), Point(0.1, 91, 91, 91)), plateau=(0.01, 0.1), chosen=0.01),
+    )
+    panel = Panel("", "rate", "Dice, %", series, log=True, plateaus="within 1 point of its best")
+    plot = Plot("plateaus", "Title", "", "points", (panel,))
+    (axes,) = drawn(plot).axes
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.01", "0.1"]
+    assert min(axes.get_yticks()) >= 89, "what lies below has no Dice"
+    below = [line.get_xydata() for line in axes.lines if line.get_gid() and line.get_ydata()[0] < 89]
+    assert [line[:, 0].tolist() for line in below] == [[0.1], [0.1], [0.01, 0.1], [0.01]], "plateau and choice of each"
+    heights = [line[0, 1] for line in below]
+    assert heights[0] == heights[1] > heights[2] == heights[3] > axes.get_ylim()[0]
+    (drawing,) = drawings(plot)
+    assert drawing.places[1].title == "rate 0.1"
+    assert drawing.svg.count('data-series="1"') == 3, "curve, plateau and choice go together"
 
 
 def test_panels_stand_in_pairs_and_share_a_legend() -> None:
@@ -70,14 +120,15 @@ def test_a_legend_of_many_long_names_fits() -> None:
 def test_an_interval_plot_of_long_names_fits(baseline: str) -> None:
     names = ("PolyDice-1 detached, ε = 0.5, + cross-entropy", "PolyDice-1 without scale, ε = 0.5, + cross-entropy")
     measure, title = f"percentage points above {baseline}", "Task04_Hippocampus of the Decathlon, unet3d with 48 levels"
-    panel = dataclasses.replace(INTERVALS.panels[0], title=title, y=measure, ticks=names)
+    bars = tuple(dataclasses.replace(each, name=name) for each, name in zip(BARS, names, strict=True))
+    panel = dataclasses.replace(INTERVALS.panels[0], title=title, y=measure, series=bars, ticks=names)
     figure = drawn(dataclasses.replace(INTERVALS, panels=(panel,) * 2))
     figure.draw_without_rendering()
     for axes in figure.axes:
         right = figure.bbox.x1 if axes is figure.axes[-1] else figure.axes[-1].get_tightbbox().x0
         low, high = axes.get_xlim()
         ticks = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
-        for text in (axes.xaxis.label, axes._left_title, *axes.get_yticklabels(), *ticks):
+        for text in (axes.xaxis.label, axes._left_title, *axes.texts, *ticks):
             extent = text.get_window_extent()
             assert 0 <= extent.x0 < extent.x1 <= right
         assert axes.get_window_extent().width > 2.5 * figure.dpi, "and leaves the intervals their room"
@@ -97,6 +148,6 @@ def test_what_goes_beyond_an_edge_has_an_arrow(far: Point, numbers: list[str], l
     panel = dataclasses.replace(INTERVALS.panels[0], series=series, cut=(-5, 4.25))
     (axes,) = drawn(dataclasses.replace(INTERVALS, panels=(panel,))).axes
     assert axes.get_xlim() == (-5, 4.25)
-    assert [text.get_text() for text in axes.texts] == numbers
+    assert [text.get_text() for text in axes.texts if text.get_text() not in ("this", "that")] == numbers
     for mark, places in (("<", left), (">", right)):
         assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == mark] == places

@@ -1,14 +1,19 @@
 import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from polydice.studies import plots as plots_module
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
-from polydice.studies.plots import Panel, Plot, Point, _cut, effects, epochs, intervals, sizes, training
+from polydice.studies.plots import EACH, Panel, Plot, Point, _cut, effects, epochs, intervals, shared, sizes, training
+from polydice.studies.report import write_report
 from polydice.studies.study import Study, open_study
 from tests.studies.made_up import RECIPE, study_in
+from tests.test_docs import blocks
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
@@ -19,12 +24,9 @@ def drawn(panel: Panel) -> dict[str, list[tuple[float, ...]]]:
 
 def plots(study: Study) -> list[Plot | None]:
     comparisons, colour = compare(study), colours(study.recipe)
-    own = [
-        plot
-        for each in comparisons
-        for plot in (training(study, each, colour), epochs(each, colour), sizes(each, colour))
-    ]
-    return [intervals(comparisons, colour), *own, *effects(study, comparisons, colour)]
+    own = [make(study, each, colour) for each in comparisons for make in EACH]
+    first, *others = shared(study, comparisons, colour)
+    return [first, *own, *others]
 
 
 def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_many_losses_are_drawn_without_their_ranges(tmp_path: Path) -> None:
 def test_a_point_is_a_run_at_its_chosen_epoch_without_what_its_fold_does(tmp_path: Path) -> None:
     study = study_in(tmp_path)
     comparison = compare(study)[0]
-    plot = epochs(comparison, colours(study.recipe))
+    plot = epochs(study, comparison, colours(study.recipe))
     points = drawn(plot.panels[0])
     runs = [each for row in comparison.rows for each in row.counting.values()]
     dice = np.array(
@@ -105,13 +107,14 @@ def test_a_point_is_a_run_at_its_chosen_epoch_without_what_its_fold_does(tmp_pat
     )
     found = [above for each in points.values() for _, above, _, _ in each]
     assert sorted(found) == pytest.approx(sorted((dice - dice.mean(1, keepdims=True)).ravel()))
-    assert epochs(compare(study_in(tmp_path / "one", lambda run: run.seed == 0))[0], colours(study.recipe)) is None
+    one = study_in(tmp_path / "one", lambda run: run.seed == 0)
+    assert epochs(one, compare(one)[0], colours(one.recipe)) is None
 
 
 def test_sizes_are_the_strata_of_the_results(tmp_path: Path) -> None:
     study = study_in(tmp_path)
     comparison = compare(study)[0]
-    (panel,) = sizes(comparison, colours(study.recipe)).panels
+    (panel,) = sizes(study, comparison, colours(study.recipe)).panels
     assert panel.ticks == ("tiny", "small", "medium", "large")
     for row in comparison.rows:
         for place, name in enumerate(panel.ticks):
@@ -171,6 +174,24 @@ def test_what_is_not_there_is_not_plotted(tmp_path: Path) -> None:
     for path in half.folder.rglob("history.jsonl"):
         path.unlink()
     assert not any(plot and plot.name.startswith("training") for plot in plots(half))
+
+
+def test_a_figure_is_added_as_the_docs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function of docs/report.md, which the package does not have, in `EACH`: page and files have its figure."""
+    names: dict[str, Any] = {}
+    exec(blocks("docs/report.md")[0], names)
+    monkeypatch.setattr(plots_module, "EACH", (names["by_fold"], *EACH))
+    study = study_in(tmp_path)
+    page = write_report(study).read_text(encoding="utf-8")
+    assert page.index("Dice by fold: mine, unet</h3>") < page.index("Training: mine, unet</h3>")
+    figure = page[page.index("Dice by fold: mine, unet</h3>") :].partition("</figure>")[0]
+    assert "Mean of the runs of a fold, and their range." in figure
+    assert set(re.findall(r'data-series="(.)"', figure)) == {"0", "1", "2"}
+    (scores, *_) = (row.counting for row in compare(study)[1].rows)
+    dice = [100 * scores[seed, 0].result["test"]["dice_foreground"] for seed in (0, 1)]
+    assert f"{np.mean(dice):.4g} ({min(dice):.4g} to {max(dice):.4g})" in figure, "what the pointer is told"
+    for kind in ("svg", "png"):
+        assert (study.folder / "report" / "figures" / f"by-fold-mine-unet.{kind}").stat().st_size > 1000
 
 
 def test_every_number_is_finite(tmp_path: Path) -> None:

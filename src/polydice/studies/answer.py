@@ -11,15 +11,19 @@ from polydice.training.scoring import validation
 
 KEEP = "No loss is clearly better: keep what you have."
 RATE = "rate"
+FEW = 3  # losses that are named
+
+
+Value = float | str  # a rate, the name of an optimiser
 
 
 class Tried(NamedTuple):
-    """A value of a setting, and the validation scores of the runs that had it, in points."""
+    """A value, and the mean, the lowest and the highest validation score of the runs that had it, in points."""
 
-    value: float
+    value: Value
     mean: float
-    lowest: float
-    highest: float
+    low: float | None = None  # None where a single run has no range
+    high: float | None = None
 
 
 class Response(NamedTuple):
@@ -27,52 +31,73 @@ class Response(NamedTuple):
 
     loss: str
     setting: str
-    tried: tuple[Tried, ...]  # in ascending order of the values
-    chosen: float
+    tried: tuple[Tried, ...]  # numbers in ascending order
+    chosen: Value
     margin: float
 
     @property
-    def plateau(self) -> tuple[float, float]:
-        """The span of values about the chosen one that are within the margin of it."""
-        means = {each.value: each.mean for each in self.tried}
-        values, place = list(means), list(means).index(self.chosen)
-        least = means[self.chosen] - self.margin
-        low = high = place
-        while low > 0 and means[values[low - 1]] >= least:
-            low -= 1
-        while high < len(values) - 1 and means[values[high + 1]] >= least:
-            high += 1
-        return values[low], values[high]
+    def span(self) -> tuple[float, float] | None:
+        """The ends of the plateau; None of names."""
+        numbers = [value for value in plateau(self.tried, self.margin) if isinstance(value, float)]
+        return (numbers[0], numbers[-1]) if numbers else None
 
     @property
     def at_end(self) -> str:
-        """Whether the chosen value is the smallest or the largest of those tried; empty if it is neither."""
-        if self.chosen == self.tried[-1].value:
-            return "largest"
-        return "smallest" if self.chosen == self.tried[0].value else ""
+        """Whether the chosen value is the smallest or the largest of those tried; empty if it is neither, or a name."""
+        if isinstance(self.chosen, str) or self.chosen not in (self.tried[0].value, self.tried[-1].value):
+            return ""
+        return "largest" if self.chosen == self.tried[-1].value else "smallest"
 
 
-def responses(tuning: Iterable[Finished], margin: float) -> Iterator[Response]:
-    """For each loss and each setting of numbers that has several values among these runs."""
-    losses: defaultdict[str, defaultdict[str, list[Finished]]] = defaultdict(lambda: defaultdict(list))
-    for each in tuning:
-        losses[each.run.loss][each.run.value].append(each)
-    for loss, by_value in losses.items():
-        scores = {value: [100 * (validation(each.result) or 0) for each in runs] for value, runs in by_value.items()}
-        best = max(scores, key=lambda value: fmean(scores[value]))
-        chosen = _settings(best)
-        for setting, value in chosen.items():
-            alike = {other: _settings(other) for other in scores if _settings(other).keys() == chosen.keys()}
+def plateau(tried: Sequence[Tried], margin: float) -> list[Value]:
+    """The values within `margin` of the best: of numbers, those around it without a gap; of names, all.
+
+    >>> plateau([Tried(0.01, 90.6), Tried(0.04, 92.3), Tried(0.16, 91.7)], margin=1.0)
+    [0.04, 0.16]
+    """
+    tried = ordered(tried)
+    best = max(range(len(tried)), key=lambda place: tried[place].mean)
+    near = [place for place, each in enumerate(tried) if each.mean >= tried[best].mean - margin]
+    if not are_names(tried):
+        near = [place for place in near if set(range(min(place, best), max(place, best))) <= set(near)]
+    return [tried[place].value for place in near]
+
+
+def ordered(tried: Sequence[Tried]) -> list[Tried]:
+    """Numbers by size, names as they come."""
+    found = [Tried(*each) for each in tried]
+    return found if are_names(found) else sorted(found, key=lambda each: each.value)
+
+
+def are_names(tried: Sequence[Tried]) -> bool:
+    return any(isinstance(each.value, str) for each in tried)
+
+
+def responses(tuning: Iterable[Finished], chosen: Mapping[str, str], margin: float) -> Iterator[Response]:
+    """For each loss and each setting that has several values among these runs. `chosen` has the value of a loss that
+    was chosen once; of another loss it is the one with the best mean."""
+    losses: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run, result in tuning:
+        losses[run.loss][run.value].append(100 * (validation(result) or 0))
+    for loss, every in losses.items():
+        most = max(map(len, every.values()))
+        scores = {value: each for value, each in every.items() if len(each) == most}  # the others have diverged
+        best = chosen.get(loss, max(scores, key=lambda value: fmean(scores[value])))
+        own = _settings(best)
+        for setting in own if best in scores else ():
             line = {
-                other[setting]: scores[text]
-                for text, other in alike.items()
-                if all(other[name] == chosen[name] for name in chosen if name != setting)
+                other[setting]: scores[value]
+                for value, other in ((value, _settings(value)) for value in scores)
+                if {**other, setting: ""} == {**own, setting: ""}
             }
-            numbers = {number: each for text, each in line.items() if (number := _number(text)) is not None}
-            if len(numbers) < len(line) or len(numbers) < 2:
-                continue
-            tried = [Tried(number, fmean(each), min(each), max(each)) for number, each in numbers.items()]
-            yield Response(loss, setting, tuple(sorted(tried)), float(value), margin)
+            if len(line) > 1:
+                numbers = all(_number(text) is not None for text in line)
+                tried = [
+                    Tried(float(text) if numbers else text, fmean(each), min(each), max(each))
+                    for text, each in line.items()
+                ]
+                at = float(own[setting]) if numbers else own[setting]
+                yield Response(loss, setting, tuple(ordered(tried)), at, margin)
 
 
 def answered(
@@ -90,7 +115,7 @@ def answered(
     if ahead:
         best = max(ahead, key=lambda loss: means.get(loss, 0))
         beaten = [
-            f"{other} by {each.mean:.2f} points{' (less than the margin)' if 'slightly' in each.kind else ''}"
+            f"{other} by {each.mean:.2f} points{' (less than the margin)' if 'margin' in each.kind else ''}"
             for other, each in verdicts[best].items()
         ]
         parts.append(f"Take {best}{_at(best, shown)}: it is better than {' and '.join(beaten)}, and that is sure.")
@@ -99,10 +124,10 @@ def answered(
             parts.append(f"So {'is' if len(rest) == 1 else 'are'} {', '.join(rest)}.")
     else:
         parts.append(KEEP + (f" {baseline} did best{_at(baseline, shown)}." if _at(baseline, shown) else ""))
-    open_ones = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
-    if open_ones:
-        needed = [each for each in every if not each.sure]
-        parts.append(f"Undecided: {', '.join(open_ones)}; {_more(needed)} should decide.")
+    unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
+    if unsure:
+        which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
+        parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} should decide.")
     return " ".join(parts)
 
 
@@ -111,14 +136,14 @@ def _at(loss: str, shown: Sequence[Response]) -> str:
     >>> _at("Dice", [Response("Dice", "rate", (), 0.04, 1.0)])
     ' at rate 0.04'
     """
-    chosen = [f"{each.setting} {each.chosen:g}" for each in shown if each.loss == loss]
+    chosen = [f"{each.setting} {_shown(each.chosen)}" for each in shown if each.loss == loss]
     return f" at {', '.join(chosen)}" if chosen else ""
 
 
 def _more(undecided: Sequence[Verdict]) -> str:
     """What decides all of them."""
     if any(each.more is None for each in undecided):
-        return "more cases or a larger margin, not more replicates,"
+        return "more cases, rather than more replicates,"
     return enough(max(undecided, key=lambda each: each.more or 0))
 
 
@@ -127,21 +152,26 @@ def forgiving(shown: Sequence[Response]) -> str:
     rates = sorted((each for each in shown if each.setting == RATE), key=_factor, reverse=True)
     if not rates:
         return ""
-    spans = (f"{each.loss} {' to '.join(f'{end:g}' for end in each.plateau)}" for each in rates)
+    spans = (f"{each.loss} {' to '.join(f'{end:g}' for end in each.span or ())}" for each in rates)
     return f"How forgiving: the rates within {rates[0].margin:g} of the best are, of {'; of '.join(spans)}."
 
 
 def _factor(response: Response) -> float:
-    low, high = response.plateau
+    low, high = response.span or (1, 1)
     return high / low
 
 
-def warnings(shown: Sequence[Response], histories: Iterable[Sequence[Mapping[str, Any]]], score: str) -> Iterator[str]:
+def warnings(
+    shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
+) -> Iterator[str]:
     """What would make another comparison of this one."""
+    rates = {each.result.get("settings", {}).get(RATE) for each in runs}
+    if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
+        yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."
     ends: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for each in shown:
         if each.at_end:
-            ends[each.setting, each.at_end].append(f"{each.loss} ({each.chosen:g})")
+            ends[each.setting, each.at_end].append(f"{each.loss} ({_shown(each.chosen)})")
     for (setting, end), losses in ends.items():
         speed = ": this compares speed" if (setting, end) == (RATE, "largest") else ""
         beyond = "larger" if end == "largest" else "smaller"
@@ -163,6 +193,10 @@ def _settings(value: str) -> dict[str, str]:
     """
     parts = (part.partition("=") for part in value.split(", "))
     return {name: text for name, _, text in parts}
+
+
+def _shown(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _number(text: str) -> float | None:

@@ -1,7 +1,7 @@
 """What a study says so far: on every data set and with every network, each loss beside the baselines."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
@@ -16,7 +16,7 @@ from polydice.studies.published import Published, published
 from polydice.studies.recipe import slug
 from polydice.studies.selection import chosen
 from polydice.studies.statistics import Difference, Summary, difference, holm, signed_rank, summary
-from polydice.studies.study import Finished, State, Study
+from polydice.studies.study import State, Study
 from polydice.studies.verdicts import Verdict, in_words, verdict
 from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import collapse
@@ -103,7 +103,9 @@ class Comparison:
     nested: bool  # every replicate has a cut into folds of its own
     weights: CountingWeights  # those that count
     rows: tuple[Row, ...]  # as the recipe has the losses
-    pairs: Mapping[tuple[str, str], Difference]  # of all losses, the first minus the second; all share one level
+    pairs: Mapping[
+        tuple[str, str], Verdict
+    ]  # of a loss and one before it, the first minus the second; one level for all
     responses: tuple[Response, ...] = ()  # of each loss, its score against a setting of which several values were tried
     warnings: tuple[str, ...] = field(default=())  # what would make another comparison of this one
 
@@ -150,7 +152,7 @@ def compare(study: Study) -> list[Comparison]:
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1
-    tried = list(tuning)
+    tried = [*study.finished(tuning=True), *(each for each in study.finished() if recipe.values[each.run.loss] > 1)]
 
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
@@ -165,14 +167,15 @@ def compare(study: Study) -> list[Comparison]:
             )
             for loss in recipe.losses
         ]  # fmt: skip
-        shown = tuple(responses([each for each in tried if (each.run.dataset, each.run.model) == (dataset, model)],
-                                recipe.margin))  # fmt: skip
-        histories = [study.history(each.run) for each in (run for runs in own.values() for run in runs.values())]
+        every = [each for runs in own.values() for each in runs.values()]
+        once = {loss: choice["value"] for loss in own if (choice := study.choice(dataset, model, loss))}
+        here = (each for each in tried if (each.run.dataset, each.run.model) == (dataset, model))
+        shown = tuple(responses(here, once, recipe.margin))
+        said = warnings(shown, every, [study.history(each.run) for each in every], recipe.score)
         comparisons.append(
             Comparison(
-                dataset, model, recipe.baselines, recipe.score, recipe.margin, recipe.nested,
-                study.weights, tuple(rows),
-                _pairs(own, recipe.score, recipe.nested), shown, tuple(warnings(shown, histories, recipe.score)),
+                dataset, model, recipe.baselines, recipe.score, recipe.margin, recipe.nested, study.weights,
+                tuple(rows), _pairs(own, study), shown, tuple(said),
             )
         )  # fmt: skip
     return comparisons
@@ -214,17 +217,20 @@ def _compared(study: Study, runs: Mapping[str, Runs], minutes: float | None) -> 
     return rows
 
 
-def _pairs(runs: Mapping[str, Runs], score: CountingScore, nested: bool) -> dict[tuple[str, str], Difference]:
+def _pairs(runs: Mapping[str, Runs], study: Study) -> dict[tuple[str, str], Verdict]:
     """Every two losses, over the runs that both have, where there is more than one replicate of them."""
+    recipe = study.recipe
     grids = {
-        (one, two): grid
-        for one, two in combinations(runs, 2)
-        if (grid := for_difference(runs[one].keys() & runs[two].keys())) and len({each for each, _ in grid}) > 1
+        (later, earlier): grid
+        for earlier, later in combinations(runs, 2)
+        if (grid := for_difference(runs[earlier].keys() & runs[later].keys())) and len({each for each, _ in grid}) > 1
     }
-    return {
-        (one, two): difference(outcomes_of(runs[one], grid), outcomes_of(runs[two], grid), score, nested, len(grids))
-        for (one, two), grid in grids.items()
-    }
+    found = {}
+    for (later, earlier), grid in grids.items():
+        own, other = outcomes_of(runs[later], grid), outcomes_of(runs[earlier], grid)
+        apart = difference(own, other, recipe.score, recipe.nested, len(grids))
+        found[later, earlier] = verdict(apart, recipe.margin)
+    return found
 
 
 def _minutes(study: Study, dataset: str, model: str, runs: Mapping[str, Runs]) -> float | None:

@@ -28,7 +28,7 @@ from polydice.losses import (
     TverskyLoss,
     TvMFDiceLoss,
 )
-from polydice.studies.decomposition import overview
+from polydice.studies.decomposition import decomposition
 from polydice.studies.plane import OPTIONS, at, slopes
 from polydice.studies.style import COLOURS, FAINT, GREY, INK, RC, mixed, save, shades
 
@@ -117,7 +117,7 @@ def _apart(places: Sequence[float], gap: float) -> list[float]:
     [-0.5, 5.0, 0.5]
     """
     order = sorted(range(len(places)), key=lambda index: places[index])
-    groups: list[list[int]] = []  # that touch: each is centred on the mean of its places
+    groups: list[list[int]] = []  # of names that would touch: a group is centred on the mean of its places
 
     def start(group: list[int]) -> float:
         return sum(places[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
@@ -232,7 +232,7 @@ def _against_overlap(loss: Loss, volume: int) -> tuple[Tensor, Tensor]:
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "overview": overview,
+    "overview": decomposition,
     "dropdice": dropdice,
     "polydice1": polydice1,
     "gradients": gradients,

@@ -24,7 +24,7 @@ COLUMNS = 0.02, 0.405, 0.70
 Y, Y_HAT = r"$\mathbf{y}$", r"$\mathbf{\hat{y}}$"
 
 
-def overview() -> Figure:
+def decomposition() -> Figure:
     """The paper's Figure 1, in our own drawing: its lengths and numbers are those of the two masks in it."""
     target, prediction = _masks()
     sums = pixel_sums(prediction[None, None], target[None, None], activation="none")

@@ -13,7 +13,7 @@ from polydice.studies.recipe import Planned
 from polydice.studies.study import Study
 from polydice.training.watch import HISTORY
 
-Row = tuple[str, str, str]
+Setup = tuple[str, str, str]  # data set, network and loss: a line of the table
 
 
 class Live:
@@ -22,22 +22,21 @@ class Live:
     def __init__(self, study: Study, stream: TextIO | None = None) -> None:
         self.study, self.stream = study, stream or sys.stderr
         every = (*study.tuning, *study.runs)
-        self.total = Counter(map(_row, every))
-        self.done = Counter(_row(run) for run in every if study.state(run) == "done")
-        self.no_data = Counter(_row(run) for run in every if study.state(run) == "no data")
+        self.total = Counter(map(_setup, every))
+        self.done = Counter(_setup(run) for run in every if study.state(run) == "done")
+        self.no_data = Counter(_setup(run) for run in every if study.state(run) == "no data")
         self.running: dict[Planned, int] = {}  # and the epochs they are to have
-        self.failed: Counter[Row] = Counter()
+        self.failed: Counter[Setup] = Counter()
         self.started, self.ended = time.monotonic(), 0
         self.lines = 0
         self.draw()
 
     def __call__(self, run: Planned, event: Event) -> None:
-        row = _row(run)
         if event == "started":
             self.running[run] = self.study.recipe.settings(run, Path(), Path()).epochs
         else:
             self.running.pop(run, None)
-            (self.done if event == "done" else self.failed)[row] += 1
+            (self.done if event == "done" else self.failed)[_setup(run)] += 1
             self.ended += 1
             if not self.stream.isatty():
                 what = "" if event == "done" else ": " + self.study.error(run).partition("\n")[0]
@@ -66,7 +65,7 @@ class Live:
         if not self.stream.isatty():
             return
         self._erase()
-        # What is wider or higher than the terminal cannot be drawn over.
+        # A line that wraps, or that has scrolled off the top, cannot be erased: the table must fit the terminal.
         columns, height = get_terminal_size()
         runs = [f"{run.place}: epoch {self._epoch(run)} of {last}" for run, last in self.running.items()][: height // 3]
         lines = [line[: columns - 1] for line in [*self._table(height - len(runs) - 4), *runs, self._summary()]]
@@ -79,19 +78,19 @@ class Live:
         self.lines = 0
 
     def _table(self, most: int) -> list[str]:
-        """The rows; of more than `most`, those that have something to do."""
-        running = Counter(map(_row, self.running))
-        shown = sorted(self.total, key=lambda row: (not running[row], not self._left(row)))[: max(most, 1)]
+        """A line for each setup; of more than `most`, those that have something to do."""
+        running = Counter(map(_setup, self.running))
+        shown = sorted(self.total, key=lambda setup: (not running[setup], not self._left(setup)))[: max(most, 1)]
         width = max(len(loss) for _, _, loss in self.total)
         place = max(len(f"{dataset}, {model}") for dataset, model, _ in self.total)
         table = [f"{'':{place}}  {'loss':{width}}  {'done':>9}  running  failed"]
-        for row in (each for each in self.total if each in shown):
-            dataset, model, loss = row
-            note = "  no data" if self.no_data[row] else ""
-            done = f"{self.done[row]}/{self.total[row]}"
+        for setup in (each for each in self.total if each in shown):
+            dataset, model, loss = setup
+            note = "  no data" if self.no_data[setup] else ""
+            done = f"{self.done[setup]}/{self.total[setup]}"
             table.append(
-                f"{f'{dataset}, {model}':{place}}  {loss:{width}}  {done:>9}  {running[row] or '':>7}  "
-                f"{self.failed[row] or '':>6}{note}"
+                f"{f'{dataset}, {model}':{place}}  {loss:{width}}  {done:>9}  {running[setup] or '':>7}  "
+                f"{self.failed[setup] or '':>6}{note}"
             )
         hidden = len(self.total) - len(shown)
         return [*table, f"({hidden} rows more)"] if hidden else table
@@ -102,9 +101,9 @@ class Live:
         over = path.read_bytes().count(b"\n") if path.exists() else 0
         return min(over + 1, self.running[run])
 
-    def _left(self, row: Row) -> int:
-        return self.total[row] - self.done[row] - self.failed[row] - self.no_data[row]
+    def _left(self, setup: Setup) -> int:
+        return self.total[setup] - self.done[setup] - self.failed[setup] - self.no_data[setup]
 
 
-def _row(run: Planned) -> Row:
+def _setup(run: Planned) -> Setup:
     return run.dataset, run.model, f"{run.loss}, tuning" if run.tuning else run.loss

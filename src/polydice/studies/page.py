@@ -1,38 +1,32 @@
 """The report as one page of HTML that needs nothing else: no network, no other file.
 
-Jinja escapes whatever it is given; the numbers of a plot stand in a script of their own, as JSON without a `<`.
+Jinja escapes whatever it is given but for the drawings, in which matplotlib has done so.
 """
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from polydice.studies.comparison import Comparison
-from polydice.studies.formats import Table
+from polydice.studies.figures import drawings, themed
+from polydice.studies.formats import Table, signed
 from polydice.studies.plots import Plot
 from polydice.studies.tables import choices, courses, details, pairs, results
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A plot as the page has it: a picture and, where scripts run, what is drawn in its place."""
+class Pair(NamedTuple):
+    """A loss less another one, in points, with the interval and what follows from it."""
 
-    plot: Plot
-    picture: Path  # SVG
-
-    @property
-    def image(self) -> str:
-        return _embedded(self.picture)
-
-    @property
-    def data(self) -> Any:
-        return _rounded(asdict(self.plot))
+    mean: float
+    low: float
+    high: float
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,12 @@ class Section:
     """A data set and a network."""
 
     comparison: Comparison
-    plots: Sequence[Shown]
+    plots: Sequence[Plot]
     pictures: Path | str  # the PNG of test cases, or why there is none
+    answer: str = ""  # to what the study asks, in words
+    warnings: Sequence[str] = ()  # that the answer needs
+    tuned: Sequence[Plot] = ()  # beside the verdicts
+    pairs: Mapping[tuple[str, str], Pair] = field(default_factory=dict)  # the first loss less the second
 
     @property
     def title(self) -> str:
@@ -61,12 +59,8 @@ class Section:
 
     @property
     def tables(self) -> list[Table]:
-        every = (self.results, self.pairs, self.courses, self.choices, self.details)
+        every = (self.results, pairs(self.comparison), self.courses, self.choices, self.details)
         return [table for table in every if table]
-
-    @property
-    def pairs(self) -> Table | None:
-        return pairs(self.comparison)
 
     @property
     def details(self) -> Table | None:
@@ -82,6 +76,12 @@ class Section:
         ]
 
     @property
+    def losses(self) -> list[str]:
+        """In the order of the table of pairs: each stands beside those before it."""
+        known = {loss for pair in self.pairs for loss in pair}
+        return [row.loss for row in self.comparison.rows if row.loss in known]
+
+    @property
     def image(self) -> str:
         return _embedded(self.pictures) if isinstance(self.pictures, Path) else ""
 
@@ -90,26 +90,13 @@ def page(**content: Any) -> str:
     """The page; report.html.jinja says what it is made of."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["kind"] = lambda verdict: verdict.partition(",")[0].replace(" ", "-")  # a class of report.css
+    environment.filters |= {"drawings": drawings, "themed": themed, "signed": signed}
     return environment.get_template("report.html.jinja").render(content) + "\n"
 
 
 def _embedded(picture: Path) -> str:
-    """A drawing as it is; photographs, of which there are many, as JPEG."""
-    if picture.suffix == ".svg":
-        return _address("svg+xml", picture.read_bytes())
+    """Photographs, of which there are many, as JPEG."""
     small = io.BytesIO()
     Image.open(picture).convert("RGB").save(small, "JPEG", quality=85, subsampling=0)
-    return _address("jpeg", small.getvalue())
-
-
-def _address(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _rounded(value: Any) -> Any:
-    """The digits that can be seen, without the others."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"

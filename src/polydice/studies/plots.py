@@ -1,4 +1,4 @@
-"""What a report plots, as numbers: `figures` draws it into files, the page draws it anew with what one can touch.
+"""What a report plots, as numbers: `figures` draws it, for files and for the page.
 
 Every Dice is in percent. Losses and values of a parameter are compared over the same runs, and the error bars are
 standard errors after the differences between these runs, which all of them share, are taken out.
@@ -6,7 +6,7 @@ standard errors after the differences between these runs, which all of them shar
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from polydice.training.metrics import STRATA
 from polydice.training.scoring import validation
 
 MOST_RANGES = 6  # more of them lie on top of each other and hide the means
-FAR = 4  # times as far from 0 as the median interval: a loss that failed, or won, makes points of all other intervals
+FAR = 4  # times as far from 0 as the median: at the scale of such an interval all others would look like points
 
 
 class Point(NamedTuple):
@@ -39,6 +39,8 @@ class Series:
     colour: str
     points: tuple[Point, ...]
     dashed: bool = False
+    plateau: tuple[float, ...] = ()  # the x that do about as well as the best
+    chosen: float | None = None  # the x that was chosen
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Panel:
     series: tuple[Series, ...]
     ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
     cut: tuple[float, float] | None = None  # intervals that go beyond these bounds are cut off there
+    log: bool = False  # x is drawn by its logarithm
+    plateaus: str = ""  # what a plateau is; it is drawn below the curves, where there is any
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,14 @@ class Plot:
     # Lines with bands, lines with error bars, points alone, or bars that lie beside a line at 0.
     kind: Literal["curves", "points", "scatter", "intervals"]
     panels: tuple[Panel, ...]
+
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Each name once, though it stands in several panels, and the first series that has it."""
+        found: dict[str, Series] = {}
+        for series in (series for panel in self.panels for series in panel.series):
+            found.setdefault(series.name, series)
+        return found
 
 
 def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> Plot | None:
@@ -81,8 +93,8 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
 
 
 def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
-    """The room of the others, and some, where intervals reach much farther than most; None where none does, and of two
-    it cannot be said which is the odd one."""
+    """The range of the other intervals, and a little more, if some reach much farther than most. None if no interval
+    does, and if there are only two: nobody can say which of them is the odd one."""
     most = FAR * median(max(-point.low, point.high) for point in points)
     near = [point for point in points if max(-point.low, point.high) <= most]
     if most == 0 or len(near) == len(points):
@@ -118,7 +130,7 @@ def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) ->
     return Plot(name, f"Training: {comparison.title}", caption, "curves", tuple(panels)) if panels else None
 
 
-def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def epochs(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Test Dice against the epoch that validation chose, a point for each run."""
     by_fold: defaultdict[int, list[float]] = defaultdict(list)
     for row in comparison.rows:
@@ -143,7 +155,7 @@ def epochs(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     return Plot(f"epochs-{comparison.slug}", f"Chosen epoch: {comparison.title}", caption, "scatter", (panel,))
 
 
-def sizes(comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
+def sizes(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Dice of a case against how much foreground it has, by the quarters of the test cases."""
     shown = [row for row in comparison.rows if row.counting]
     pairs = _shared(row.counting for row in shown) if shown else []
@@ -219,6 +231,15 @@ def _effect(
         series.append(Series(comparison.baseline, colour[comparison.baseline], points))
     ticks = tuple(f"{value:g}" for value in values) if named else ()
     return Panel(comparison.dataset, SYMBOLS[parameter], "Dice, %", tuple(series), ticks)
+
+
+# The figures of a data set and network, in the order of the page.
+EACH: tuple[Callable[[Study, Comparison, Mapping[str, str]], Plot | None], ...] = (training, epochs, sizes)
+
+
+def shared(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> list[Plot | None]:
+    """The figures that compare data sets."""
+    return [intervals(comparisons, colour), *effects(study, comparisons, colour)]
 
 
 def _range(x: float, values: Sequence[float]) -> Point:

@@ -27,12 +27,12 @@ from polydice.training.metrics import dice_per_class
 from polydice.training.overlay import visible
 from polydice.training.predict import BEST, LAST, load
 
-# Cases by how well the first loss does on them: hand-picked ones would prove anything.
+# Which cases are shown: by how well the first loss does on them. Cases picked by hand could prove anything.
 PLACES = {"worst": 0.0, "lower third": 1 / 3, "upper third": 2 / 3, "best": 1.0}
 CLASSES = [colour for colour in COLOURS if colour != "#F0E442"]  # yellow is for what is missing
 ERRORS = {"false positive": "#FF5A36", "false negative": "#FFD400", "wrong class": "#FF5CE1"}
 UNLABELLED = (0.5, 0.5, 0.5, 0.75)
-EDGE, LABELS, TITLES, LINE, LEGEND, GAP = 1.6, 0.45, 0.3, 0.16, 0.3, 0.04  # inches; the gap in edges
+EDGE, LABELS, TITLES, LINE, LEGEND, GAP = 1.6, 0.45, 0.3, 0.16, 0.3, 0.04  # inches; the gap is a share of an edge
 
 
 class NotHereError(Exception):
@@ -174,7 +174,7 @@ def _fill(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -
 
 
 def _outline_errors(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> None:
-    prediction = np.where(truth == VOID, truth, prediction)  # nobody knows what is right there
+    prediction = np.where(truth == VOID, truth, prediction)  # where there is no label, nothing can be wrong
     wrong = {
         "false positive": (truth == 0) & (prediction > 0),
         "false negative": (truth > 0) & (prediction == 0),
@@ -185,7 +185,7 @@ def _outline_errors(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np
     for error, where in wrong.items():
         if where.any():
             fine = where.repeat(factor, 0).repeat(factor, 1)
-            inside = np.pad(fine, 1)  # nothing all round closes the outline of what touches the edge
+            inside = np.pad(fine, 1)  # the empty border closes the outline of an area that touches the edge
             axes.contour(x, y, inside, [0.5], colors=[ERRORS[error]], linewidths=1.2)
 
 

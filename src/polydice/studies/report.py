@@ -7,19 +7,20 @@ has the same report as one that was not, to the last byte.
 import shlex
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
 
 from polydice import __version__
 from polydice.data.usable import in_words
-from polydice.studies import formats, tables
+from polydice.studies import formats, plots, tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
-from polydice.studies.page import Section, Shown, page
-from polydice.studies.plots import Plot, effects, epochs, intervals, sizes, training
+from polydice.studies.page import Pair, Section, page
+from polydice.studies.plateau import score_against
+from polydice.studies.plots import Plot
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.recipe import Planned
 from polydice.studies.study import State, Study
@@ -74,24 +75,43 @@ def _named(run: Planned) -> str:
     return f"{run.dataset}, {run.model}, {run.loss}{f', {run.value}' if run.value else ''}"
 
 
-def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Shown], list[Section]]:
-    """The figures in their files: those that compare data sets, and those of each data set and network."""
+def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tuple[list[Plot], list[Section]]:
+    """The figures, written into files: those that compare data sets, and those of each data set and network."""
     colour = colours(study.recipe)
     shutil.rmtree(folder, ignore_errors=True)  # an earlier report's that this one has not would be taken for its own
     folder.mkdir(parents=True)
 
-    def shown(plots: Iterable[Plot | None]) -> list[Shown]:
-        return [Shown(plot, save(drawn(plot), folder / plot.name)[0]) for plot in plots if plot]
+    def written(some: Iterable[Plot | None]) -> list[Plot]:
+        found = [plot for plot in some if plot]
+        for plot in found:
+            save(drawn(plot), folder / plot.name)
+        return found
 
     sections = [
         Section(
-            each,
-            shown([training(study, each, colour), epochs(each, colour), sizes(each, colour)]),
-            _pictures(study, each, folder),
+            each, written(make(study, each, colour) for make in plots.EACH), _pictures(study, each, folder),
+            each.answer, each.warnings, written(_tuned(each, colour)), _pairs(each),
         )
         for each in comparisons
-    ]
-    return shown([intervals(comparisons, colour), *effects(study, comparisons, colour)]), sections
+    ]  # fmt: skip
+    return written(plots.shared(study, comparisons, colour)), sections
+
+
+def _tuned(comparison: Comparison, colour: Mapping[str, str]) -> Iterator[Plot | None]:
+    """The score against each setting of which several values were tried."""
+    for setting in dict.fromkeys(each.setting for each in comparison.responses):
+        own = {each.loss: each for each in comparison.responses if each.setting == setting}
+        tried, chosen = ({loss: getattr(each, name) for loss, each in own.items()} for name in ("tried", "chosen"))
+        name, title = f"tuned-{setting}-{comparison.slug}", f"Score against {setting}: {comparison.title}"
+        yield score_against(setting, tried, chosen, comparison.margin, colour, name=name, title=title)
+
+
+def _pairs(comparison: Comparison) -> dict[tuple[str, str], Pair]:
+    return {
+        pair: Pair(each.mean, each.low, each.high, each.kind)
+        for pair, each in comparison.pairs.items()
+        if each.low is not None and each.high is not None
+    }
 
 
 def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:

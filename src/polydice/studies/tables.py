@@ -12,6 +12,7 @@ from polydice.studies.formats import Cell, Table, markdown, plain, signed
 from polydice.studies.outcomes import Score
 from polydice.studies.published import SOURCE
 from polydice.studies.statistics import Difference, Summary
+from polydice.studies.verdicts import Verdict
 
 # What counts, and beside it the other score of the same confusion matrix.
 COUNTS: dict[Score, str] = {
@@ -107,24 +108,20 @@ def courses(comparison: Comparison) -> Table | None:
 
 
 def pairs(comparison: Comparison) -> Table | None:
-    """Every loss less every other, of those that have more than one replicate; of two, the results say it all."""
+    """Every loss less every loss before it; of two losses, the results say it all."""
     losses = [row.loss for row in comparison.rows if any(row.loss in pair for pair in comparison.pairs)]
     if len(losses) < 3:
         return None
     rows = []
-    for loss in losses:
-        cells = [Cell(loss)]
-        for other in losses:
-            sign, found = 1, comparison.pairs.get((loss, other))
-            if found is None:
-                sign, found = -1, comparison.pairs.get((other, loss))
-            if found is None:
-                cells.append(Cell(""))
-                continue
-            apart = found.interval is not None and not found.interval[0] <= 0 <= found.interval[1]
-            cells.append(Cell(signed(sign * 100 * found.mean), sign * found.mean, apart))
-        rows.append(tuple(cells))
-    return Table("All pairs", ("Row − column", *losses), tuple(rows))
+    for loss in losses[1:]:
+        found = [comparison.pairs.get((loss, other)) for other in losses[:-1]]
+        cells = [Cell(signed(each.mean), each.mean, _apart(each)) if each else Cell("") for each in found]
+        rows.append((Cell(loss), *cells))
+    return Table("All pairs", ("Row − column", *losses[:-1]), tuple(rows))
+
+
+def _apart(found: Verdict) -> bool:
+    return found.kind.startswith(("better", "worse"))
 
 
 def details(comparison: Comparison) -> Table | None:

@@ -10,7 +10,7 @@ from polydice.studies.statistics import LEVEL, NARROW, Difference, half_width
 
 Kind = Literal[
     "better", "worse",  # the 95 % interval excludes 0
-    "slightly better", "slightly worse",  # and the 90 % interval lies within the margin
+    "better, but by less than the margin", "worse, but by less than the margin",  # and the 90 % interval lies within it
     "equivalent",  # 0 is in the one, and the other lies within the margin
     "undecided",
     "too few runs",  # one replicate, or an interval that no difference of scores can have
@@ -84,13 +84,15 @@ def in_words(found: Verdict, loss: str, baseline: str) -> str:
         interval = f" (95 % interval {_points(found.low)} to {_points(found.high)})"
     if found.kind in ("better", "worse"):
         return f"{loss} is {found.kind} than {baseline} by {size} points{interval}."
-    if found.kind in ("slightly better", "slightly worse"):
-        word = found.kind.removeprefix("slightly ")
-        return f"{loss} is {word} than {baseline}, but by less than the margin, {margin}: by {size} points{interval}."
+    if found.kind.endswith("margin"):
+        word, less = found.kind.split(", ")
+        return f"{loss} is {word} than {baseline}, {less}, {margin}: by {size} points{interval}."
     if found.kind == "equivalent":
         return f"{loss} and {baseline} are equivalent within the margin, {margin}: {loss} scores {where} it{interval}."
     if found.kind == "undecided":
-        needed = f"{enough(found)} should decide it" if found.more else f"Not even {MOST} replicates would decide it"
+        needed = (
+            f"{enough(found)} should decide it" if found.more else f"Not even {MOST} replicates are sure to decide it"
+        )
         return f"{loss} scores {where} {baseline}{interval}: undecided. {needed}."
     return f"{loss} scores {where} {baseline}: too few runs for a verdict."
 

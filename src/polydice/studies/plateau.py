@@ -1,0 +1,46 @@
+"""How forgiving a loss is: its score against a tuned setting, and the plateau of values about as good as the best.
+
+All scores are Dice in percent.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from polydice.studies.answer import Tried, Value, are_names, ordered, plateau
+from polydice.studies.plots import Panel, Plot, Point, Series
+
+WIDE = 8  # times the least value: from there on a setting is drawn by its logarithm
+
+
+def score_against(
+    setting: str, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Value], margin: float,
+    colour: Mapping[str, str], *, name: str, title: str, score: str = "validation Dice, %",
+) -> Plot | None:  # fmt: skip
+    """A curve for each loss of which several values were tried, with its plateau; None where there is no such loss.
+
+    `tried`, `chosen` and `colour` are by loss. Numbers lie on an axis, of logarithms if they differ much; names, as of
+    optimisers, stand side by side.
+    """
+    curves = {loss: ordered(each) for loss, each in tried.items() if len(each) > 1}
+    every = ordered([each for curve in curves.values() for each in curve])
+    values = list(dict.fromkeys(each.value for each in every))
+    if len(values) < 2:
+        return None
+    named = are_names(every)
+    x = {value: float(place if named else value) for place, value in enumerate(values)}
+    series = []
+    for loss, curve in curves.items():
+        points = [
+            Point(x[value], mean, mean if low is None else low, mean if high is None else high)
+            for value, mean, low, high in curve
+        ]
+        flat = tuple(x[value] for value in plateau(curve, margin))
+        series.append(Series(loss, colour[loss], tuple(points), plateau=flat, chosen=x.get(chosen.get(loss, ""))))
+    within = f"within {margin:g} point{'' if margin == 1 else 's'} of its best"
+    ticks = tuple(map(str, values)) if named else ()
+    log = not named and min(x.values()) > 0 and max(x.values()) >= WIDE * min(x.values())
+    panel = Panel("", setting, score, tuple(series), ticks, log=log, plateaus=within)
+    caption = (
+        f"Mean of the runs with each {setting}, and their range. A bar below: the values {within}, the chosen one a "
+        "ring. The longer its bar, the more forgiving the loss."
+    )
+    return Plot(name, title, caption, "points", (panel,))
