@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydice.studies.comparison import Comparison, Row, compare, whole_grids
+from polydice.studies.comparison import Comparison, Row, compare
 from polydice.studies.study import Study
 from tests.studies.made_up import GLOBAL, RECIPE, everything, finish, study_in
 
@@ -31,11 +31,12 @@ def test_the_numbers_follow_from_the_results(tmp_path: Path) -> None:
         found = row(each, "Dice").scores["dice_global"]
         assert found.mean == pytest.approx(dice.mean(), abs=1e-12)
         assert found.sd == pytest.approx(dice.mean(0).std(ddof=1), abs=1e-12)
-        assert found.seed_noise == pytest.approx(dice.mean(1).std(ddof=1), abs=1e-12)
+        assert found.replicate_noise == pytest.approx(dice.mean(1).std(ddof=1), abs=1e-12)
         other = scores(study, each.dataset, "PolyDice-1", "epsilon=0.5")  # validation was made to prefer it
         apart = row(each, "PolyDice-1").differences["dice_global"]
         assert apart.mean == pytest.approx((other - dice).mean(), abs=1e-12)
-        assert apart.low < apart.mean < apart.high
+        assert apart.interval is not None
+        assert apart.interval[0] < apart.mean < apart.interval[1]
         assert row(each, "PolyDice-1").values == {fold: ["epsilon=0.5"] * 2 for fold in (0, 1, 2)}
         assert each.highest == "PolyDice-1"
         assert "PolyDice-1 is better than Dice" in row(each, "PolyDice-1").verdict
@@ -81,19 +82,6 @@ def test_the_published_figure_is_beside_ours_where_the_paper_has_it(tmp_path: Pa
 def test_a_data_set_is_known_by_its_folder_or_by_its_name(tmp_path: Path, renamed: str) -> None:
     recipe = RECIPE.replace('[datasets.cvc-clinicdb]\npath = "cvc-clinicdb"', renamed)
     assert str(row(compare(study_in(tmp_path, recipe=recipe))[0], "Dice").published) == "79.31 ± 4.69"
-
-
-def test_all_seeds_of_a_grid_have_the_same_folds() -> None:
-    assert whole_grids([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]) == [
-        [(0, 0), (0, 1), (1, 0), (1, 1)],
-        [(0, 0), (1, 0), (2, 0)],
-    ]
-    assert whole_grids([(0, 0), (1, 1)]) == [[(0, 0)], [(1, 1)]]
-    assert whole_grids([]) == []
-    missing = {0: 4, 1: 0, 2: 4}  # of each seed, the fold that is not there
-    grids = whole_grids([(seed, fold) for seed in missing for fold in range(5) if fold != missing[seed]])
-    assert [(0, fold) for fold in range(4)] + [(2, fold) for fold in range(4)] in grids
-    assert [(seed, fold) for seed in range(3) for fold in (1, 2, 3)] in grids
 
 
 def test_without_one_run_a_mean_is_over_all_folds_and_a_difference_over_the_most_pairs(tmp_path: Path) -> None:

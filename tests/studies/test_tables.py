@@ -8,27 +8,21 @@ from typing import Any
 import pytest
 
 from polydice.studies.comparison import compare
+from polydice.studies.formats import Table, latex, markdown
 from polydice.studies.study import Study
 from polydice.studies.tables import (
-    Cell,
-    Table,
+    by_dataset,
     choices,
     courses,
     csv_text,
     document,
-    latex,
-    markdown,
     notes,
-    overview,
     record,
     results,
-    terminal,
 )
 from tests.studies.conftest import train_runs
 from tests.studies.made_up import GLOBAL, RECIPE, find_nothing, finish, study_in
 from tests.studies.tiny import RECIPE as TINY
-
-SPITEFUL = r"<script>alert(1)</script> | 50 % of $x_1$ & {a} ~ ^ # \ *b* `c` [d](e)"
 
 
 def cells(table: Table, loss: str) -> dict[str, str]:
@@ -67,11 +61,11 @@ def test_a_row_says_what_was_found_and_what_the_paper_has(
 
 
 def test_the_overview_is_the_papers_table(tmp_path: Path) -> None:
-    found = overview(compare(study_in(tmp_path, recipe=GLOBAL)), "unet")
+    found = by_dataset(compare(study_in(tmp_path, recipe=GLOBAL)), "unet")
     assert found.header == ("Loss", "cvc-clinicdb", "mine")
     assert cells(found, "Dice")["cvc-clinicdb"].endswith(" (79.31 ± 4.69)")
     assert "(" not in cells(found, "Dice")["mine"]
-    found = overview(compare(study_in(tmp_path / "foreground")), "unet")
+    found = by_dataset(compare(study_in(tmp_path / "foreground")), "unet")
     assert "paper" not in found.title
     assert "(" not in cells(found, "Dice")["cvc-clinicdb"], "it would stand beside another score"
 
@@ -86,7 +80,7 @@ def test_runs_that_have_collapsed_are_marked(tmp_path: Path) -> None:
         f"{100 * cvc.rows[0].scores['dice_foreground'].sd:.2f} †"
     )
     assert found["Runs"] == "6 of 6, 1 collapsed"
-    assert cells(overview([cvc, mine], "unet"), "Dice")["cvc-clinicdb"] == found["Dice"]
+    assert cells(by_dataset([cvc, mine], "unet"), "Dice")["cvc-clinicdb"] == found["Dice"]
     assert [record(cvc, row)["runs_collapsed"] for row in cvc.rows] == [1, 0, 0]
     assert "†" not in "".join(markdown(results(mine)))
     assert any(note.startswith("† ") for note in notes([cvc, mine]))
@@ -174,39 +168,6 @@ def test_the_csv_holds_the_numbers(tmp_path: Path) -> None:
     }
     assert float(focal["published"]) == 80.93
     assert float(focal["dice_global"]) - 80.93 == pytest.approx(float(focal["to_published"]), abs=1e-4)
-
-
-def test_a_terminal_has_the_columns_that_fit() -> None:
-    rows = (("Dice", "79.31 ± 4.69", "", "6 of 6"), ("Focal Tversky", "80.93", "+1.62 [0.1, 3.2]", "6 of 6"))
-    table = Table("mine, unet", ("Loss", "Dice", "Difference", "Runs"), tuple(tuple(map(Cell, row)) for row in rows))
-    assert terminal(table) == (
-        "mine, unet\n"
-        "Loss           Dice          Difference        Runs\n"
-        "Dice           79.31 ± 4.69                    6 of 6\n"
-        "Focal Tversky  80.93         +1.62 [0.1, 3.2]  6 of 6\n"
-    )
-    assert terminal(table, 53) == terminal(table)
-    assert terminal(table, 52).splitlines()[1:] == [
-        "Loss           Dice          Runs",
-        "Dice           79.31 ± 4.69  6 of 6",
-        "Focal Tversky  80.93         6 of 6",
-    ]
-    assert [line.split()[-1] for line in terminal(table, 5).splitlines()[1:]] == ["Runs", "6", "6"]
-
-
-def test_names_stay_text_in_markdown_and_latex() -> None:
-    table = Table(SPITEFUL, ("Loss", SPITEFUL), ((Cell(SPITEFUL), Cell("1.00 ± 0.10", 1.0, bold=True)),))
-    lines = markdown(table).splitlines()
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:]}) == 1, "as many columns in every line"
-    assert not re.search(r"(?<!\\)([<>`*]|\]\()", "".join(lines).replace("**1.00 ± 0.10**", ""))
-    written = latex(table)
-    assert r"\textbf{1.00 $\pm$ 0.10}" in written
-    body = re.sub(r"\\[&%$#_{}]", "", written)  # what is escaped is out of the game
-    assert body.count("&") == 2, "one between the columns of each row"
-    assert "%" not in body
-    assert "#" not in body
-    assert body.count("{") == body.count("}")
-    assert body.count("$") % 2 == 0
 
 
 def test_the_document_has_the_sentences_the_tables_and_what_is_missing(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
@@ -103,11 +103,9 @@ class Comparison:
     nested: bool  # every replicate has a cut into folds of its own
     weights: CountingWeights  # those that count
     rows: tuple[Row, ...]  # as the recipe has the losses
-    pairs: Mapping[
-        tuple[str, str], Verdict
-    ]  # of a loss and one before it, the first minus the second; one level for all
+    pairs: Mapping[tuple[str, str], Verdict]  # of a loss minus one before it; all pairs share one level
     responses: tuple[Response, ...] = ()  # of each loss, its score against a setting of which several values were tried
-    warnings: tuple[str, ...] = field(default=())  # what would make another comparison of this one
+    warnings: tuple[str, ...] = ()  # what would make another comparison of this one
 
     @property
     def baseline(self) -> str:

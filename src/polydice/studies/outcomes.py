@@ -114,7 +114,7 @@ def _same_cases(run: Outcome, first: Outcome, whose: str) -> None:
 
 def _score(run: Outcome, score: Score) -> tuple[float, Floats]:
     """A run's score, and by how much each case moves it: the slope of the score in the case's weight."""
-    numerators, denominators = _parts(torch.from_numpy(run.matrices), score).numpy()
+    numerators, denominators = _parts(torch.from_numpy(np.ascontiguousarray(run.matrices)), score).numpy()
     top, bottom = numerators.sum(0), denominators.sum(0)
     there = bottom > 0  # a class that is nowhere does not count
     empty = score != "dice_global" and not run.matrices[:, 1:, :].any()  # no foreground in the truth
