@@ -88,7 +88,7 @@ def test_without_one_run_a_mean_is_over_all_folds_and_a_difference_over_the_most
     study = study_in(tmp_path, lambda run: (run.loss, run.seed, run.fold) != ("Focal Tversky", 1, 1))
     focal = row(compare(study)[0], "Focal Tversky")
     assert focal.scores["dice_global"].runs == 3
-    assert (focal.differences["dice_global"].folds, focal.differences["dice_global"].seeds) == (2, 2)
+    assert (focal.differences["dice_global"].folds, focal.differences["dice_global"].replicates) == (2, 2)
 
 
 def test_a_study_that_was_stopped_compares_what_both_have(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_study_that_was_stopped_compares_what_both_have(tmp_path: Path) -> Non
     assert row(cvc, "Dice").states == {"done": 4, "waiting": 2}
     assert row(cvc, "Dice").scores["dice_global"].runs == 3, "seed 1 has one fold of three"
     apart = row(cvc, "Focal Tversky").differences["dice_global"]
-    assert (apart.seeds, apart.folds) == (1, 3)
+    assert (apart.replicates, apart.folds) == (1, 3)
 
 
 def test_means_over_different_runs_have_no_highest(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from polydice.studies.verdicts import Verdict, enough
 from polydice.training.scoring import validation
 
 KEEP = "No loss is clearly better: keep what you have."
-RATE = "rate"
+RATE, EXPRESSION = "rate", "loss"
 FEW = 3  # losses that are named
 
 
@@ -74,30 +74,39 @@ def are_names(tried: Sequence[Tried]) -> bool:
 
 
 def responses(tuning: Iterable[Finished], chosen: Mapping[str, str], margin: float) -> Iterator[Response]:
-    """For each loss and each setting that has several values among these runs. `chosen` has the value of a loss that
-    was chosen once; of another loss it is the one with the best mean."""
-    losses: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run, result in tuning:
-        losses[run.loss][run.value].append(100 * (validation(result) or 0))
-    for loss, every in losses.items():
-        most = max(map(len, every.values()))
-        scores = {value: each for value, each in every.items() if len(each) == most}  # the others have diverged
+    """For each loss and each setting of training that has several values among these runs. `chosen` has the value of a
+    loss that was chosen once; of another loss it is the one with the best mean."""
+    losses: defaultdict[str, defaultdict[str, list[Finished]]] = defaultdict(lambda: defaultdict(list))
+    for each in tuning:
+        losses[each.run.loss][each.run.value].append(each)
+    for loss, runs in losses.items():
+        most = max(map(len, runs.values()))  # a value with fewer runs has diverged
+        scores = {
+            value: [100 * (validation(each.result) or 0) for each in own]
+            for value, own in runs.items()
+            if len(own) == most
+        }
         best = chosen.get(loss, max(scores, key=lambda value: fmean(scores[value])))
-        own = _settings(best)
-        for setting in own if best in scores else ():
-            line = {
-                other[setting]: scores[value]
-                for value, other in ((value, _settings(value)) for value in scores)
-                if {**other, setting: ""} == {**own, setting: ""}
-            }
-            if len(line) > 1:
-                numbers = all(_number(text) is not None for text in line)
-                tried = [
-                    Tried(float(text) if numbers else text, fmean(each), min(each), max(each))
-                    for text, each in line.items()
-                ]
-                at = float(own[setting]) if numbers else own[setting]
-                yield Response(loss, setting, tuple(ordered(tried)), at, margin)
+        if best in scores:
+            variants = {value: _variant(runs[value][0]) for value in scores}
+            for setting in variants[best]:
+                line = {
+                    _value(variant[setting]): scores[value]
+                    for value, variant in variants.items()
+                    if variant | {setting: None} == variants[best] | {setting: None}
+                }
+                if setting != EXPRESSION and len(line) > 1:
+                    tried = [Tried(value, fmean(each), min(each), max(each)) for value, each in line.items()]
+                    yield Response(loss, setting, tuple(ordered(tried)), _value(variants[best][setting]), margin)
+
+
+def _variant(each: Finished) -> dict[str, Any]:
+    """What a loss is trained with, but for what all have in common."""
+    return {EXPRESSION: each.run.expression, **dict(each.run.settings)}
+
+
+def _value(value: Any) -> Value:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def answered(
@@ -121,7 +130,7 @@ def answered(
         parts.append(f"Take {best}{_at(best, shown)}: it is better than {' and '.join(beaten)}, and that is sure.")
         rest = [f"{loss}{_at(loss, shown)}" for loss in ahead if loss != best]
         if rest:
-            parts.append(f"So {'is' if len(rest) == 1 else 'are'} {', '.join(rest)}.")
+            parts.append(f"Better than the baselines, too: {', '.join(rest)}.")
     else:
         parts.append(KEEP + (f" {baseline} did best{_at(baseline, shown)}." if _at(baseline, shown) else ""))
     unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
@@ -186,21 +195,5 @@ def warnings(
         )
 
 
-def _settings(value: str) -> dict[str, str]:
-    """
-    >>> _settings("epsilon=0.5, rate=0.04")
-    {'epsilon': '0.5', 'rate': '0.04'}
-    """
-    parts = (part.partition("=") for part in value.split(", "))
-    return {name: text for name, _, text in parts}
-
-
 def _shown(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -21,6 +21,7 @@ from polydice.studies.figures import PLAIN, drawn
 from polydice.studies.page import Pair, Section, page
 from polydice.studies.plateau import score_against
 from polydice.studies.plots import Plot
+from polydice.studies.pool import Pool
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.recipe import Planned
 from polydice.studies.study import State, Study
@@ -125,7 +126,8 @@ def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
 def _commands(study: Study) -> str:
     options = "" if study.weights == study.recipe.weights else f" --weights {study.weights}"
     options += "" if study.against is None else f" --baseline={shlex.quote(study.against)}"
-    return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{options}"
+    more = "".join(f" {shlex.quote(part.folder.name)}" for part in study.parts[1:]) if isinstance(study, Pool) else ""
+    return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{more}{options}"
 
 
 def _facts(study: Study) -> Iterator[str]:
