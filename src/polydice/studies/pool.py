@@ -63,9 +63,10 @@ def pooled(studies: Sequence[Study]) -> Study:
         for difference in _differences(one, other):
             raise RecipeError(f"{one.folder} and {other.folder} cannot be pooled: {difference}")
     choices = {(each["dataset"], each["model"], each["loss"]): each for study in studies for each in study.choices}
+    recipe = _union([study.recipe for study in studies])
     return Pool(
-        first.folder, _union([study.recipe for study in studies]), first.data, first.cache, first.weights, first.against,
-        first.skip_errors, tuple(choices.values()), tuple(studies),
+        first.folder, recipe, first.data, first.cache, first.weights, first.against, first.skip_errors,
+        tuple(choices.values()), tuple(studies),
     )  # fmt: skip
 
 
@@ -140,13 +141,8 @@ def _unlike(one: Study, other: Study, dataset: str, model: str) -> dict[str, tup
     for study in (one, other):
         run = next(each for each in study.recipe.runs() if (each.dataset, each.model) == (dataset, model))
         settings = vars(study.recipe.settings(run, Path(), Path()))
-        own = (
-            RESERVED
-            | HARMLESS
-            | {name for variants in study.recipe.losses.values() for name, _ in variants[0].settings}
-        )
-        found.append(
-            {name: settings[name] for name in settings.keys() - own - ({"split_seed"} if run.nested else set())}
-        )
+        tuned = {name for variants in study.recipe.losses.values() for name, _ in variants[0].settings}
+        other_than_shared = RESERVED | HARMLESS | tuned | ({"split_seed"} if run.nested else set())
+        found.append({name: value for name, value in settings.items() if name not in other_than_shared})
     common = found[0].keys() & found[1].keys()
     return {name: (found[0][name], found[1][name]) for name in sorted(common) if found[0][name] != found[1][name]}
