@@ -91,13 +91,6 @@ def test_an_epoch_is_a_function_of_seed_and_number(make: partial[Batches]) -> No
     assert len({tuple(order) for order in orders}) == 4
 
 
-def test_an_epoch_can_begin_in_the_middle(make: partial[Batches]) -> None:
-    batches = make(device="cpu")
-    whole = list(batches.epoch(1))
-    for start in range(len(batches) + 1):
-        _assert_same(batches.epoch(1, start), whole[start:])
-
-
 def test_processes_together_take_what_one_takes(make: partial[Batches]) -> None:
     ranks = [make(device="cpu", rank=rank, world=2).epoch(1) for rank in range(2)]
     joined = (Batch(*map(torch.cat, zip(*parts, strict=True))) for parts in zip(*ranks, strict=True))

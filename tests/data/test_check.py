@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polydice.data.cases import Case, Dataset, Finding, Sample
+from polydice.data.cases import WHOLE, Case, Dataset, Finding, Sample
 from polydice.data.check import check, table
 from polydice.data.readers import open_dataset
 from tests.data import write
@@ -192,6 +192,9 @@ def test_a_set_without_cases_or_foreground_is_an_error(tmp_path: Path) -> None:
     pictures(tmp_path / "white", "ab", np.full((4, 6), 255, np.uint8))
     void = ("error", "has no foreground: no pixel has the label of a class")
     assert of_the_whole(tmp_path / "white", ignore=255) == [void]
+    pictures(tmp_path / "seven", "ab", np.eye(4, 6, dtype=np.uint8) * 7)
+    foreign = ("error", "has no foreground: no pixel has the label of a class beside the background")
+    assert of_the_whole(tmp_path / "seven") == [foreign]
     (pictures(tmp_path / "none", "a") / "masks" / "a.png").rename(tmp_path / "none" / "masks" / "b.png")
     assert of_the_whole(tmp_path / "none") == [("error", "has no case: no image has a mask that belongs to it")]
 
@@ -307,8 +310,10 @@ def test_two_real_patients_are_dark(name: str, dark: set[str], real_set: RealSet
 
 
 def test_one_real_image_has_two_annotations(real_set: RealSet) -> None:
-    findings = check(open_dataset(real_set("acdc"))).findings
-    assert [(each.level, each.where, each.what) for each in findings if "same image" in each.what] == [
+    """The reader makes them one group; where the patients alone are the groups, it is found."""
+    dataset = open_dataset(real_set("acdc"), group=r"patient\d+")
+    twice = replace(dataset, cases=tuple(case for case in dataset.cases if case.group in ("patient074", "patient076")))
+    assert [(each.level, each.where, each.what) for each in check(twice).findings if "same image" in each.what] == [
         (
             "warning",
             f"patient076/patient076_frame{frame}.nii.gz",
@@ -316,6 +321,58 @@ def test_one_real_image_has_two_annotations(real_set: RealSet) -> None:
         )
         for frame in ("01", "02")
     ]
+
+
+def leaks(dataset: Dataset) -> tuple[int, int, list[str]]:
+    """How many images are the same, how many nearly so, and what is said of neighbours."""
+    findings = check(dataset).findings
+    same = sum(each.what.startswith("is the same image") for each in findings)
+    nearly = sum(each.what.startswith("is nearly the same image") for each in findings)
+    return same, nearly, [each.what for each in findings if each.where == WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearly", "neighbours"),
+    [
+        ("cvc-clinicdb", 116, "339 of 611, such as PNG/Original/1.png and PNG/Original/2.png."),
+        (
+            "acdc",
+            49,
+            "100 of 199, such as patient001/patient001_frame01.nii.gz and patient001/patient001_frame02.nii.gz.",
+        ),
+        ("Task04_Hippocampus", 0, "54 of 259, such as imagesTr/"),
+    ],
+)
+def test_groups_that_are_true_raise_no_alarm_and_those_that_are_not_do(
+    name: str, nearly: int, neighbours: str, real_set: RealSet
+) -> None:
+    """Of a real set with the groups of its reader, and with each case for a group of its own."""
+    dataset = open_dataset(real_set(name))
+    assert leaks(dataset) == (0, 0, [])
+    wrong = replace(dataset, cases=tuple(replace(case, group=case.id) for case in dataset.cases))
+    same, found, told = leaks(wrong)
+    assert found == nearly
+    assert same == (2 if name == "acdc" else 0)
+    assert any("look as if they belong together" in what and neighbours in what for what in told)
+
+
+def test_kvasir_has_pictures_of_one_polyp_seconds_apart(real_set: RealSet) -> None:
+    """Four pairs of its thousand images; here among forty others."""
+    pairs = {
+        "cju7avvi51iox0817ym55y6tt": "cju5fydrud94708507vo6oy21",
+        "cju77k828z46w0871r0avuoo9": "cju30bmab08bi0835mvlr6e0r",
+        "cju886ryxnsl50801r93jai7q": "cju8amfdtqi4x09871tygrgqe",
+        "cju772304yw5t0818vbw8kkjf": "cju76lsehyia10987u54vn8rb",
+    }
+    kvasir = open_dataset(real_set("kvasir-seg"))
+    named = {*pairs, *pairs.values()}
+    some = [case for case in kvasir.cases if case.id in named] + [
+        case for case in kvasir.cases if case.id not in named
+    ][::24]
+    findings = check(replace(kvasir, cases=tuple(some))).findings
+    nearly = [each for each in findings if each.what.startswith("is nearly the same image as one of another group (")]
+    found = {Path(each.where).stem: each.what.partition("(images/")[2].partition(".")[0] for each in nearly}
+    assert found == pairs
 
 
 def test_a_slice_with_a_foreign_label_is_named(tmp_path: Path) -> None:

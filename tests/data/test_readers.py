@@ -1,11 +1,17 @@
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import polydice
 from polydice.data.cases import DataError
 from polydice.data.readers import LAYOUTS, open_dataset
 from tests.data import write
+from tests.test_docs import ROOT, blocks
 
 
 def test_an_unknown_folder_is_told_what_was_looked_for(tmp_path: Path) -> None:
@@ -61,3 +67,41 @@ def test_the_label_that_is_ignored_is_none_of_the_classes(tmp_path: Path) -> Non
 def test_masks_are_chosen_in_a_plain_folder_alone(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--masks is for a plain folder, and the layout is to be acdc"):
         open_dataset(tmp_path, "acdc", masks="truth")
+
+
+def test_a_reader_is_added_as_the_page_says(tmp_path: Path) -> None:
+    """In a copy of the package: the file of the page, and the line that it names in `LAYOUTS`; nothing else."""
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (reader,) = [block for block in blocks("docs/data.md") if "Layout(" in block]
+    copy = Path(shutil.copytree(Path(polydice.__file__).parent, tmp_path / "src" / "polydice"))
+    (copy / "data" / "readers" / "skin.py").write_text(reader)
+    listed = copy / "data" / "readers" / "__init__.py"
+    line = "from polydice.data.readers.skin import SKIN"
+    assert f"`{line}`, and `SKIN` in `LAYOUTS`, before `FOLDER`" in page
+    listed.write_text(
+        listed.read_text().replace("\nLAYOUTS = (", f"\n{line}\n\nLAYOUTS = (").replace(", FOLDER)", ", SKIN, FOLDER)")
+    )
+
+    for patient in ("anna", "paul", "zoe"):
+        for number in range(2):
+            image = np.random.default_rng(ord(patient[0]) + number).integers(0, 255, (20, 30, 3)).astype(np.uint8)
+            write.picture(tmp_path / "set" / "photos" / f"{patient}_{number}.png", image)
+            write.picture(
+                tmp_path / "set" / "lesions" / f"{patient}_{number}_lesion.png", np.eye(20, 30, dtype=np.uint8)
+            )
+    (tmp_path / "nothing").mkdir()
+
+    def polydice_data(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+        command = [sys.executable, "-m", "polydice", "data", *arguments]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    known = polydice_data("set")
+    assert known.returncode == 0, known.stderr
+    assert known.stdout.startswith("Skin, set\n6 cases in 3 groups, 30×20, 3 channels\n")
+    (tmp_path / "set" / "lesions" / "zoe_1_lesion.png").unlink()
+    lacking = polydice_data("set", "--layout", "skin")
+    assert lacking.returncode == 1
+    assert "photos/zoe_1.png  has no mask" in lacking.stdout
+    assert "photos/PATIENT_N.png and lesions/PATIENT_N_lesion.png" in polydice_data("nothing").stderr
+    assert "skin, folder" in " ".join(polydice_data("--help").stdout.split())

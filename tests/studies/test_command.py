@@ -204,7 +204,8 @@ def test_control_c_stops_all_workers_and_says_how_to_go_on(tmp_path: Path) -> No
     assert study.returncode == 130
     if said.startswith("waiting for another process"):  # on a busy machine: one worker prepares the data for both
         said = said.partition("\n")[2]
-    used, stopped = said.split("\n", 1)
+    used, plan, stopped = said.split("\n", 2)
+    assert plan.startswith("6 runs to train (all to compare), 2 at a time: about ")
     assert used.endswith(": 18 of 18 cases, 18 groups, 2 classes: background, lesion 1")
     assert stopped == f"\nstopped; the same command goes on with {folder}\n"
     assert nobody_is_left_of(study.pid)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from polydice.studies.agenda import Agenda
 from polydice.studies.engine import run_local
 from polydice.studies.ray_engine import run_ray
-from polydice.studies.study import Study
+from polydice.studies.study import Study, open_study
 from tests.studies.test_engine import results, study_in
-from tests.studies.tiny import RECIPE
+from tests.studies.tiny import RECIPE, TUNED
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'polydice[ray]'")
 EPOCHS = 12
@@ -113,6 +114,18 @@ print(json.dumps({"events": events, "heard": sorted(heard)}))
 )
 
 
+TUNE = (
+    WATCH
+    + """
+from polydice.studies.agenda import Agenda
+
+agenda = Agenda(study)
+run_ray(study, agenda.ready(), watch, None, gpu_share=1.0, then=agenda.then)
+print(json.dumps({"events": events}))
+"""
+)
+
+
 @pytest.fixture
 def away() -> Iterator[dict[str, str]]:
     """An environment in which Ray leaves nothing behind. The names of its sockets allow no deep folder."""
@@ -150,6 +163,18 @@ def test_a_study_survives_the_loss_of_one_of_three_nodes(tmp_path: Path, away: d
     assert [str(run.place) for run, result in study.finished() if result["seconds"] >= HOUR] == [lost]
     times = {str(run.place): (study.run_folder(run) / "result.json").stat().st_mtime_ns for run in study.runs}
     assert times == found["finished"]
+
+
+@needs_ray
+def test_values_are_chosen_on_a_cluster_as_they_are_here(tmp_path: Path, away: dict[str, str]) -> None:
+    local, study = study_in(tmp_path / "local", TUNED), study_in(tmp_path / "ray", TUNED)
+    agenda = Agenda(local, lambda line: None)
+    run_local(local, agenda.ready(), lambda run, event: None, ["cpu", "cpu"], then=agenda.then)
+    found = outcome(TUNE, study, env=away)
+    assert Counter(event for event, _ in found["events"]) == {"started": 8, "done": 8}
+    study = open_study(study.folder)
+    assert study.choices == agenda.study.choices
+    assert results(study) == results(agenda.study)
 
 
 @needs_ray

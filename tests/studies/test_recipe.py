@@ -99,6 +99,16 @@ def test_values_are_chosen_in_a_replicate_that_is_used_for_nothing_else() -> Non
     assert recipe.values == {"Dice": 1, "PolyDice-1": 1}
 
 
+def test_an_optimiser_is_a_value_as_any_other() -> None:
+    text = TUNED.replace("rate = [0.01, 0.1]", "rate = [0.0003, 0.01]\noptimizer = ['sgd', 'adamw']")
+    recipe = parse(text)
+    found = {run.value: recipe.settings(run, Path("d"), Path("o")) for run in recipe.tuning() if run.loss == "Dice"}
+    assert list(found) == [f"rate={rate}, optimizer={name}" for rate in (0.0003, 0.01) for name in ("sgd", "adamw")]
+    assert all(value == f"rate={each.rate}, optimizer={each.optimizer}" for value, each in found.items())
+    with pytest.raises(RecipeError, match="optimizer=adamw, on lesions with unet: adamw has no momentum"):
+        parse(text.replace("[train]", "[train]\nmomentum = 0.9"))
+
+
 def test_nested_choices_multiply_the_runs() -> None:
     recipe = parse(TUNED.replace("rate = [0.01, 0.1]", "rate = [0.01, 0.1]\nnested = true"))
     assert not list(recipe.tuning())

@@ -25,7 +25,8 @@ from polydice.data.prepare import Prepared, prepare
 from polydice.data.readers import open_dataset
 from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
-from polydice.training.loop import Run, train
+from polydice.training.loop import train
+from polydice.training.run import Run
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"size": 32, "width": 4, "depth": 2, "batch": 4, "device": "cpu", "surfaces": False}

@@ -240,7 +240,7 @@ def test_an_error_at_any_write_leaves_one_whole_pair(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", failing)
+        patch.setattr(os, "fsync", failing)
         with pytest.raises(CheckpointError, match=r"cannot save .*checkpoint-000002: Input/output error"):
             save(tmp_path, *pair(1))
     assert [name for name in names(tmp_path) if name.endswith(".tmp")] == []

@@ -34,9 +34,15 @@ def test_a_run_from_the_command_line(images: Path, tmp_path: Path, capsys: pytes
     settings = small(images, tmp_path / "run", epochs=2)
     assert main(["train", *options(settings)]) == 0
     said = capsys.readouterr()
-    scores = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
-    told = ", ".join(f"{name} {scores[name]:.4f}" for name in ("dice_foreground", "dice_case", "dice_global"))
-    assert said.out.startswith(f"{tmp_path / 'run'}: {told} on 5 test cases (weights of epoch ")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    last, best = (
+        ", ".join(f"{name} {each['test'][name]:.4f}" for name in ("dice_foreground", "dice_case", "dice_global"))
+        for each in (result["last"], result)
+    )
+    assert said.out.startswith(
+        f"{tmp_path / 'run'}: {last} on 5 test cases (weights of epoch 2, the last; "
+        f"{best} with those of epoch {result['best_epoch']}, the best on validation); 25 of 25 cases"
+    )
     line = r"loss 0\.\d{4}, dice_foreground 0\.\d{4}, dice_case 0\.\d{4}\n"
     assert re.fullmatch(f"run: epoch 1 of 2, {line}run: epoch 2 of 2, {line}", said.err), "no terminal is here"
     assert said.out.splitlines()[0].endswith("; 25 of 25 cases, 25 groups, 2 classes: background, lesion 1")
@@ -48,6 +54,19 @@ def test_the_score_that_counts_is_told_first(images: Path, tmp_path: Path, capsy
     settings = small(images, tmp_path / "run", epochs=1, score="dice_global")
     assert main(["train", *options(settings)]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'run'}: dice_global 0.")
+
+
+def test_the_weights_that_count_are_told_first(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = small(images, tmp_path / "run", epochs=3, rate=0.3, weights="best")
+    assert main(["train", *options(settings)]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    best, last = (each["test"]["dice_foreground"] for each in (result, result["last"]))
+    said = capsys.readouterr().out
+    assert said.startswith(f"{tmp_path / 'run'}: dice_foreground {best:.4f}, dice_case ")
+    assert f"(weights of epoch {result['best_epoch']}, the best on validation; dice_foreground {last:.4f}, " in said
+    assert " with those of epoch 3, the last); " in said
 
 
 def test_a_run_that_finds_nothing_is_named(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +143,10 @@ def test_a_script_is_told_the_scores(images: Path, tmp_path: Path, capsys: pytes
     settings = small(images, tmp_path / "run", epochs=1)
     assert main(["train", *options(settings), "--json"]) == 0
     told, result = json.loads(capsys.readouterr().out), json.loads((tmp_path / "run" / "result.json").read_text())
-    assert told == {"run": str(settings.out)} | {name: result[name] for name in told if name != "run"}
+    names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "test")
+    last = {name: result["last"][name] for name in names}
+    same = {name: result[name] for name in (*names, "used")}
+    assert told == {"run": str(settings.out), "weights": "last", **same, "last": last}
     assert told["test"]["cases"] == 5
 
 

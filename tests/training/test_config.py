@@ -20,6 +20,16 @@ SETTINGS = Settings(data=Path("data"), out=Path("out"))
 def test_the_defaults_are_the_papers() -> None:
     wanted = {"size": 224, "epochs": 200, "rate": 0.01, "power": 0.9, "momentum": 0.9, "decay": 1e-4, "folds": 5}
     assert {name: getattr(SETTINGS, name) for name in wanted} == wanted
+    assert (SETTINGS.optimizer, SETTINGS.nesterov) == ("sgd", False)
+
+
+def test_what_is_not_given_is_what_the_optimiser_has() -> None:
+    adamw = Settings(data=Path("data"), out=Path("out"), optimizer="adamw")
+    assert (adamw.rate, adamw.momentum, adamw.decay) == (3e-4, None, 0.01)
+    assert adamw.optimization == {"rate": 3e-4, "decay": 0.01}
+    given = replace(SETTINGS, rate=0.5, decay=0.0, momentum=0.0)
+    assert given.optimization == {"rate": 0.5, "momentum": 0.0, "decay": 0.0}
+    assert replace(SETTINGS, rate=0.01, momentum=0.9, decay=1e-4) == SETTINGS, "given or not, it is the same run"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +67,19 @@ def test_the_defaults_are_the_papers() -> None:
         ({"cut": 100.0}, "cut must lie between 0 and 100 percent: 100.0"),
         ({"momentum": -0.1}, "momentum must not be negative: -0.1"),
         ({"decay": -1.0}, "decay must not be negative: -1.0"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw: adam"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "adamw has no momentum: 0.9; leave it out, or take optimizer sgd"),
+        ({"optimizer": "adamw", "momentum": 0.0}, "adamw has no momentum: 0.0; leave it out, or take optimizer sgd"),
+        (
+            {"optimizer": "adamw", "momentum": None, "nesterov": True},
+            "adamw has no nesterov: True; leave it out, or take optimizer sgd",
+        ),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0: 0.0"),
         ({"seed": -1}, "seed must not be negative: -1"),
         ({"fold": 5}, "fold must lie between 0 and 4: 5"),
         ({"fold": -1}, "fold must lie between 0 and 4: -1"),
         ({"score": "iou"}, "score must be one of dice_foreground, dice_global: iou"),
+        ({"weights": "first"}, "weights must be one of last, best: first"),
         ({"model": "resnet"}, "model must be one of unet, transunet, unet3d: resnet"),
         ({"model": "unet3d", "norm": "batch"}, "unet3d has no norm: batch"),
         ({"model": "unet3d", "deep_supervision": True}, "unet3d has no deep supervision: True"),
@@ -90,6 +109,24 @@ def test_a_run_saved_before_there_was_a_choice_of_scores_has_the_papers() -> Non
     del saved["score"]
     assert replace(SETTINGS, score="dice_global").differences(saved) == []
     assert SETTINGS.differences(saved) == ["score 'dice_global' -> 'dice_foreground'"]
+
+
+def test_in_a_run_saved_before_there_was_a_choice_of_weights_the_best_count() -> None:
+    saved = SETTINGS.to_json()
+    assert saved.pop("weights") == "last"
+    assert replace(SETTINGS, weights="best").differences(saved) == []
+    assert SETTINGS.differences(saved) == ["weights 'best' -> 'last'"]
+
+
+def test_a_run_saved_before_there_was_a_choice_of_optimisers_has_sgd() -> None:
+    saved = SETTINGS.to_json()
+    assert (saved["rate"], saved["momentum"], saved["decay"]) == (0.01, 0.9, 1e-4), "as they were written before"
+    del saved["optimizer"], saved["nesterov"]
+    assert SETTINGS.differences(saved) == []
+    assert replace(SETTINGS, rate=0.01, momentum=0.9, decay=1e-4).differences(saved) == []
+    assert replace(SETTINGS, optimizer="adamw", momentum=None).differences(saved) == [
+        "optimizer 'sgd' -> 'adamw'", "momentum 0.9 -> None"
+    ]  # fmt: skip
 
 
 def test_the_options_of_a_model_are_its_own() -> None:

@@ -2,8 +2,10 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from polydice.data.files import read_mask
 from polydice.data.readers import open_dataset
 from polydice.models import build
 from polydice.training.checkpoint import load, load_weights
-from polydice.training.loop import Run, TrainingError, train
+from polydice.training.loop import TrainingError, train, train_epoch
 from polydice.training.objective import objective
 from polydice.training.processes import Process
+from polydice.training.run import Run
+from polydice.training.watch import Epoch
 from tests.training.runs import ended, history, python, small, spoilt, train_until, training_batches, weights
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -27,20 +31,25 @@ ALONE = Process(0, 1, torch.device("cpu"))
 # A run that is killed and resumed ends as one that never was
 
 
-def test_killed_at_twenty_random_moments_a_run_ends_the_same(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "kills"), [({}, 20), ({"optimizer": "adamw", "rate": 0.01}, 10)], ids=["sgd", "adamw"]
+)
+def test_killed_at_random_moments_a_run_ends_the_same(
+    images: Path, tmp_path: Path, options: dict[str, Any], kills: int
+) -> None:
     told = python(
         # Each life is a twelfth of the run at most, so all moments are met: starting, training, saving. Should the run
         # end nevertheless, another one takes the other kills.
-        "data, folder = map(Path, sys.argv[1:])\n"
+        "data, folder, wanted, more = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])\n"
         "loss = 'TvMFDiceLoss(kappa=0.0, batch=True) + CrossEntropyLoss()'\n"
-        "options = dict(epochs=40, save_every=0.0, loss=loss, resume=True)\n"
+        "options = dict(epochs=40, save_every=0.0, loss=loss, resume=True, **more)\n"
         "began = time.monotonic()\n"
         "assert wait([fork(small(data, folder / 'whole', **options))])\n"
         "length, kills, run = time.monotonic() - began, 0, 0\n"
         "random.seed(0)\n"
         "while True:\n"
         "    child = fork(small(data, folder / f'killed-{run}', **options))\n"
-        "    if kills < 20:\n"
+        "    if kills < wanted:\n"
         "        time.sleep(random.uniform(0, length / 12))\n"
         "        os.kill(child, signal.SIGKILL)\n"
         "    _, status = os.waitpid(child, 0)\n"
@@ -48,13 +57,15 @@ def test_killed_at_twenty_random_moments_a_run_ends_the_same(images: Path, tmp_p
         "        kills += 1\n"
         "        continue\n"
         "    assert status == 0\n"
-        "    if kills == 20: break\n"
+        "    if kills == wanted: break\n"
         "    run += 1\n"
         "print(kills)\n",
         images,
         tmp_path,
+        kills,
+        json.dumps(options),
     )
-    assert told == "20\n"
+    assert told == f"{kills}\n"
     whole = ended(tmp_path / "whole")
     for folder in tmp_path.glob("killed-*"):
         assert ended(folder) == whole
@@ -64,7 +75,6 @@ def test_killed_between_any_two_writes_a_run_ends_the_same(images: Path, tmp_pat
     """The n-th life ends at its n-th write, before that is forced to the disk: so every gap between two files of a run
     is met, until a life has fewer writes than that."""
     lives = python(
-        "import polydice.training.checkpoint as checkpoint\n"
         "data, folder = map(Path, sys.argv[1:])\n"
         "options = dict(epochs=4, save_every=0.0, resume=True)\n"
         "assert wait([fork(small(data, folder / 'whole', **options))])\n"
@@ -74,7 +84,7 @@ def test_killed_between_any_two_writes_a_run_ends_the_same(images: Path, tmp_pat
         "    calls += 1\n"
         "    if calls == lives: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    fsync(descriptor)\n"
-        "checkpoint.os.fsync = fatal\n"
+        "os.fsync = fatal\n"
         "lives, status = 0, None\n"
         "while status != 0:\n"
         "    lives += 1\n"
@@ -94,7 +104,7 @@ def test_what_is_random_in_a_network_goes_on_too(images: Path, tmp_path: Path, m
     def with_dropout(*given: object, **options: object) -> torch.nn.Module:
         return torch.nn.Sequential(build(*given, **options), torch.nn.Dropout2d(0.2))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("polydice.training.loop.build", with_dropout)
+    monkeypatch.setattr("polydice.training.run.build", with_dropout)
     options = {"epochs": 4, "save_every": 0.0}
     train(small(images, tmp_path / "whole", **options))
     train_until(2, small(images, tmp_path / "stopped", **options))
@@ -102,21 +112,34 @@ def test_what_is_random_in_a_network_goes_on_too(images: Path, tmp_path: Path, m
     train(small(images, tmp_path / "stopped", **options, resume=True))
     assert ended(tmp_path / "stopped") == ended(tmp_path / "whole")
     losses = [row["loss"] for row in history(tmp_path / "whole")]
-    monkeypatch.setattr("polydice.training.loop.build", build)
+    monkeypatch.setattr("polydice.training.run.build", build)
     train(small(images, tmp_path / "without", **options))
     assert losses != [row["loss"] for row in history(tmp_path / "without")]  # or the test would show nothing
 
 
 @pytest.mark.parametrize("loss", ["DiceLoss()", "TvMFDiceLoss(kappa=1.0)"])
 @pytest.mark.parametrize("every", [1, 2])
-def test_whether_results_are_read_at_once_or_later_changes_nothing(
-    images: Path, tmp_path: Path, loss: str, every: int
-) -> None:
-    """Before a checkpoint all is read; without one, what an epoch has left is read after the next."""
+def test_how_often_a_run_is_saved_changes_nothing(images: Path, tmp_path: Path, loss: str, every: int) -> None:
     options = {"epochs": 5, "validate_every": every, "loss": loss, "adapt_kappa": True}
-    train(small(images, tmp_path / "at once", save_every=0.0, **options))
-    train(small(images, tmp_path / "later", save_every=1e9, **options))
-    assert ended(tmp_path / "at once") == ended(tmp_path / "later")
+    train(small(images, tmp_path / "often", save_every=0.0, **options))
+    train(small(images, tmp_path / "never", save_every=1e9, **options))
+    assert ended(tmp_path / "often") == ended(tmp_path / "never")
+
+
+def test_an_epoch_is_over_and_told_before_the_next_begins(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def noted(run: Run, after_step: Callable[[], object]) -> Epoch:
+        told.append(history(tmp_path / "run") if run.epoch else [])
+        return train_epoch(run, after_step)
+
+    monkeypatch.setattr("polydice.training.loop.train_epoch", noted)
+    train(small(images, tmp_path / "run", epochs=4, validate_every=2, save_every=1e9))
+    rows = history(tmp_path / "run")
+    assert told == [rows[:0], rows[:1], rows[:2], rows[:3]]
+    assert ["dice_foreground" in row for row in rows] == [False, True, False, True]
 
 
 # The folder of a run
@@ -320,6 +343,24 @@ def test_the_last_weights_are_tested_beside_the_best(
     assert result["test"]["dice_case"] < 0.1
 
 
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_until_a_run_ends_the_weights_that_count_are_in_their_file(images: Path, tmp_path: Path, kind: str) -> None:
+    train_until(2, small(images, tmp_path / "run", epochs=3, save_every=0.0, weights=kind, rate=0.3))
+    assert [path.name for path in (tmp_path / "run").glob("*.safetensors")] == [f"{kind}.safetensors"]
+    checkpoint = load(tmp_path / "run")
+    assert checkpoint is not None
+    found, _ = load_weights(tmp_path / "run" / f"{kind}.safetensors")
+    prefix = {"last": "model.", "best": "best."}[kind]
+    assert all(torch.equal(found[name], checkpoint.weights[prefix + name]) for name in found)
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_surfaces_are_of_the_weights_that_count_at_least(images: Path, tmp_path: Path, kind: str) -> None:
+    result = train(small(images, tmp_path / "run", epochs=1, surfaces=True, weights=kind))
+    assert "surface" in result["test"]
+    assert ("surface" in result["last"]["test"]) == (kind == "last")
+
+
 @pytest.mark.parametrize("adapt", [True, False])
 def test_kappa_follows_the_validation_and_is_kept(
     images: Path, tmp_path: Path, adapt: bool, monkeypatch: pytest.MonkeyPatch
@@ -369,7 +410,7 @@ def test_a_long_epoch_is_looked_at_in_its_middle(
     settings = small(volumes, tmp_path / "run", batch=8, epochs=1, size=20, folds=3)
     batches = training_batches(settings)
     monkeypatch.setattr("polydice.training.loop.LOOK", 2)
-    monkeypatch.setattr(Run, "validate", None)  # is not reached
+    monkeypatch.setattr("polydice.training.loop.validate", None)  # is not reached
     with spoilt(batches.prepared, int(next(batches.epoch(0)).items[0])), pytest.raises(TrainingError, match="step 1 "):
         train(settings)
 
@@ -377,7 +418,7 @@ def test_a_long_epoch_is_looked_at_in_its_middle(
 def test_a_nan_at_the_end_of_an_epoch_is_not_taken_for_one_of_the_next(
     volumes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The losses after the last look of an epoch are read in the next, whose own are then no numbers either."""
+    """The epoch is looked at before its last step, and the next epoch has no numbers either."""
     settings = small(volumes, tmp_path / "run", batch=8, epochs=2, size=20, folds=3)
     batches = training_batches(settings)
     steps = len(batches)

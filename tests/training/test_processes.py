@@ -54,7 +54,7 @@ def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactor
         "\n"
         "settings = small(data, folder / 'resumed', **runs['stopped'])\n"
         "children = fork_together(settings)\n"
-        "while not (settings.out / 'best.safetensors').exists(): time.sleep(0.005)\n"
+        "while not (settings.out / 'last.safetensors').exists(): time.sleep(0.005)\n"
         "for child in children: os.kill(child, signal.SIGKILL)\n"
         "wait(children)\n"
         "assert not (settings.out / 'result.json').exists()\n"

@@ -33,8 +33,8 @@ def test_the_history_has_a_line_an_epoch(tmp_path: Path) -> None:
     rows = [row(1), row(2, dice_foreground=0.5), row(3)]
     with Watch(settings(tmp_path), [], 3, first=True) as watch:
         assert not (tmp_path / "history.jsonl").exists()  # nothing has happened yet
-        watch.show(rows[:2])
-        watch.show(rows[2:])
+        for each in rows:
+            watch.show(each)
     assert history(tmp_path) == rows
 
 
@@ -42,13 +42,13 @@ def test_epochs_that_will_be_done_again_are_taken_out_of_the_history(tmp_path: P
     write_history(tmp_path / "history.jsonl", [row(1), row(2), row(3)])
     with Watch(settings(tmp_path), [row(1)], 3, first=True) as watch:
         assert history(tmp_path) == [row(1)]
-        watch.show([row(2)])
+        watch.show(row(2))
     assert history(tmp_path) == [row(1), row(2)]
 
 
 def test_other_processes_are_silent(tmp_path: Path) -> None:
     with Watch(settings(tmp_path, track="tensorboard"), [row(1)], 3, first=False) as watch:
-        watch.show([row(2)])
+        watch.show(row(2))
     assert os.listdir(tmp_path) == []
 
 
@@ -58,7 +58,8 @@ def test_without_a_terminal_an_epoch_is_a_line_where_lines_are_wanted(
     rows = [row(2), row(3, dice_foreground=0.5, dice_global=0.7, dice_case=None)]
     for lines, first in ((True, True), (False, True), (True, False)):
         with Watch(settings(tmp_path / "run"), [row(1)], 3, first, lines) as watch:
-            watch.show(rows)
+            for each in rows:
+                watch.show(each)
         told = "run: epoch 2 of 4, loss 0.5000\n"
         told += "run: epoch 3 of 4, loss 0.3333, dice_foreground 0.5000, dice_case not defined\n"
         assert capsys.readouterr().err == (told if lines and first else "")
@@ -69,7 +70,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     with Watch(settings(tmp_path), [], 3, first=True) as watch:
         (tmp_path / "history.jsonl").symlink_to("/dev/full")
         with pytest.raises(CheckpointError, match=r"^cannot write .*history\.jsonl: No space left on device; what was"):
-            watch.show([row(1)])
+            watch.show(row(1))
 
 
 def test_tensorboard_draws_the_history_also_of_a_run_that_was_stopped(images: Path, tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_the_progress_bar_shows_what_one_wants_to_know(tmp_path: Path, monkeypat
         with Watch(settings(tmp_path / "run"), [row(1)], 3, first=True) as watch:
             for _ in range(3):
                 watch.bar.update()
-            watch.show([row(2, dice_foreground=0.75, dice_global=0.9)])
+            watch.show(row(2, dice_foreground=0.75, dice_global=0.9))
         shown = b""
         while b"dice=0.7500" not in shown:  # a terminal hands it over in pieces
             shown += os.read(ours, 100_000)
@@ -116,6 +117,6 @@ def test_the_progress_bar_shows_what_one_wants_to_know(tmp_path: Path, monkeypat
 def test_off_a_terminal_there_is_no_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Watch(settings(tmp_path), [], 3, first=True) as watch:
         watch.bar.update()
-        watch.show([row(1)])
+        watch.show(row(1))
     assert capfd.readouterr() == ("", "")
     assert json.loads((tmp_path / "history.jsonl").read_text()) == row(1)

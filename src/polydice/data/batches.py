@@ -16,8 +16,11 @@ from polydice.data.patches import Patches
 from polydice.data.prepare import Prepared
 from polydice.data.stores import Pair, Place, Slices, Volumes
 
-AHEAD, READERS = 6, 3  # batches that are read and copied while one is in use, and the threads that do so
-CPU_PIXELS = 1 << 16  # for each thread in one go: more outgrows its cache, and fresh memory costs more than the work
+AHEAD = 6  # batches that are read and copied to the device while one is in use
+READERS = 3  # threads that read and copy them
+# On a CPU a batch is augmented in parts of so many pixels for each thread. The results of a larger part do not fit into
+# the processor's cache, and to get fresh memory for them takes longer than the arithmetic.
+CPU_PIXELS = 1 << 16
 
 Read = Callable[[], Pair]
 
@@ -35,9 +38,9 @@ class Batches:
     batches again; 3D needs the size of a `patch`. Each of `world` processes takes its part of every batch of `batch`
     items, and together they take what one process would. For evaluation, `ordered()` gives every process all items.
 
-    The items are kept on the device if they take at most half of its free memory, else they are read from the memory
-    map, a few batches ahead; `resident` decides otherwise. The batches are the same. On a CPU the memory map is used
-    as it is, and `resident=False` reads ahead. With `compile`, augmentation is one kernel instead of thirty.
+    The items are kept on the device if they take at most half of its free memory. Else they are read from the memory
+    map, a few batches ahead. `resident=True` or `False` overrules this; the batches are the same. On a CPU the memory
+    map is used as it is, and `resident=False` reads ahead. With `compile`, augmentation is one kernel and not thirty.
     """
 
     def __init__(
@@ -76,8 +79,8 @@ class Batches:
             raise ValueError(f"{len(self.items)} items do not make one batch of {self.batch}: take a smaller batch")
         return steps
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from step `start` on.
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of an epoch.
 
         The order and all parameters are drawn before the first batch, from one CPU generator whose seed numpy's
         SeedSequence mixes from `seed` and `number`. From then on nothing waits for the device.
@@ -86,8 +89,8 @@ class Batches:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.items), generator=generator)[: len(self) * self.batch]
         parameters = self.augment.draw(len(order), generator) if self.augment else torch.empty(len(order), 0)
-        reads = self._training_reads(order, generator)[start:]
-        order, parameters = self._mine(order)[start:], _sent(self._mine(parameters)[start:], self.device)
+        reads = self._training_reads(order, generator)
+        order, parameters = self._mine(order), _sent(self._mine(parameters), self.device)
         with closing(self._pairs(reads)) as pairs:
             for index, row, (images, labels) in zip(order, parameters, pairs, strict=True):
                 yield Batch(*self._augmented(images, labels, row), self.items[index])
@@ -166,7 +169,7 @@ def _ahead(reads: Iterable[Read], device: torch.device) -> Generator[Pair, None,
 
 
 def _fetch(read: Read, device: torch.device, stream: torch.cuda.Stream | None) -> tuple[Pair, torch.cuda.Event | None]:
-    """Reads, and begins to copy: on a stream of its own, beside the computation."""
+    """Reads, and begins to copy to the device on another stream, so that the computation goes on meanwhile."""
     if stream is None:
         images, labels = read()
         return (images.to(device), labels.to(device)), None
@@ -176,7 +179,7 @@ def _fetch(read: Read, device: torch.device, stream: torch.cuda.Stream | None) -
 
 
 def _arrived(pair: Pair, copied: torch.cuda.Event | None) -> Pair:
-    """The pair, for the stream that is current here: it waits for the copy, and keeps the memory while it needs it."""
+    """The pair, once the current stream has been told to wait for the copy, and the memory is kept for that stream."""
     if copied is not None:
         stream = torch.cuda.current_stream(pair[0].device)
         stream.wait_event(copied)

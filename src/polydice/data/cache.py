@@ -1,21 +1,19 @@
 """Folders of finished work: found again by the content they were made from, and published in one step.
 
-A folder under its final name is complete: it is filled under another name, forced to the disk and then renamed, which
-either happens or does not, whatever ends the process or the machine.
+A folder under its final name is complete: see `durable`.
 """
 
 import hashlib
 import json
-import os
 import shutil
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from polydice.data.cases import DataError
+from polydice.data.durable import locked, make_folder, replace_file
 from polydice.data.parallel import in_parallel
 
 SETTLED_NS = 2_000_000_000  # a file that changed less than this ago could change again without its times showing it
@@ -64,14 +62,7 @@ def _remembered(memory: Path) -> dict[str, tuple[list[int], str]]:
 def _remember(memory: Path, known: dict[str, tuple[list[int], str]]) -> None:
     with suppress(OSError):  # it only saves time: a cache that cannot be written may still be read
         memory.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(memory, json.dumps(known))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Makes or replaces a file in one step: nobody ever sees half of it."""
-    written = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-    written.write_text(text)
-    written.replace(file)
+        replace_file(memory, json.dumps(known).encode())
 
 
 def publish(final: Path, fill: Callable[[Path], None]) -> None:
@@ -81,42 +72,23 @@ def publish(final: Path, fill: Callable[[Path], None]) -> None:
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(final, wait=True) as held:
+        with locked(_lock_file(final), told=f"waiting for another process that is preparing {final}") as held:
             if final.exists():
                 return
             if held:
                 _remove_leftovers(final)
-            _fill_and_rename(final, fill)
+            _make(final, fill)
             _lock_file(final).unlink(missing_ok=True)  # whoever waits for it finds the final folder
     except OSError as error:
         raise CacheError(f"cannot write to the cache {final.parent}: {error}") from error
 
 
-def _fill_and_rename(final: Path, fill: Callable[[Path], None]) -> None:
-    partial = final.with_name(f"{final.name}.{uuid.uuid4().hex}.partial")
-    partial.mkdir()
+def _make(final: Path, fill: Callable[[Path], None]) -> None:
     try:
-        fill(partial)
-        for path in (*partial.rglob("*"), partial):
-            _to_disk(path)
-        try:
-            partial.rename(final)
-        except OSError:
-            if not final.exists():  # where files cannot be locked another process may have been first
-                raise
-        _to_disk(final.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _to_disk(path: Path) -> None:
-    """A file for certain; a folder where the file system has a way to."""
-    with suppress(OSError) if path.is_dir() else nullcontext():
-        opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        make_folder(final, final.with_name(f"{final.name}.{uuid.uuid4().hex}.partial"), fill)
+    except OSError:
+        if not final.exists():  # where files cannot be locked another process may have been first
+            raise
 
 
 def _remove_leftovers(final: Path) -> None:
@@ -126,34 +98,10 @@ def _remove_leftovers(final: Path) -> None:
         if its_final == final:
             shutil.rmtree(partial, ignore_errors=True)
             continue
-        with _lock(its_final, wait=False) as held:
+        with locked(_lock_file(its_final), wait=False) as held:
             if held:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
 def _lock_file(final: Path) -> Path:
     return final.with_name(f"{final.name}.lock")
-
-
-@contextmanager
-def _lock(final: Path, wait: bool) -> Iterator[bool]:
-    """Whether the right to fill `final` is ours. The system takes it back when its holder ends, however it ends."""
-    with _lock_file(final).open("ab") as file:
-        yield _acquire(file.fileno(), wait, final)
-
-
-def _acquire(file: int, wait: bool, final: Path) -> bool:
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
-            return False
-        print(f"waiting for another process that is preparing {final}", file=sys.stderr, flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks: two processes may do the same work, and one rename succeeds
-        return False
-    return True

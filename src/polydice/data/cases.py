@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 # or already between 0 and 1, to be left alone.
 Intensity = Literal["colour", "mr", "ct", "unit"]
 
+CT_WINDOW = (-125.0, 275.0)  # the Hounsfield units of CT that become 0 and 1, unless a preparation has others
 VOID = 255  # the label, once a set is prepared, of pixels that have none: neither trained on nor scored
 WHOLE = "the whole set"  # where a finding is that concerns no single file
 

@@ -1,7 +1,6 @@
 """Look before training: every case opened once, in parallel, and everything that is wrong or odd said in one go."""
 
 import hashlib
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from polydice.data.alike import Pictured, Thumbnail, compared, thumbnail
 from polydice.data.cases import VOID, WHOLE, Case, Dataset, Finding, Sample
 from polydice.data.files import (
     ARCHIVES,
@@ -29,12 +29,13 @@ from polydice.data.files import (
     tally,
 )
 from polydice.data.parallel import cores
+from polydice.data.readers.groups import suggested
 
 ALIKE = 20  # so many rows of the same kind and more become one
 VOIDS = (255, -1, 65535)  # what people write where there is no label
-NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
 EMPTY, FULL = "is empty: background only", "has no background: foreground only"
 VOID_ONLY = "is void only: no pixel has a label"
+OUTSIDE = "outside the classes"
 DARK = 6  # times the 99th percentile: all volumes of ACDC and Hippocampus have less than 5, but for one patient's
 
 
@@ -46,6 +47,7 @@ class Facts(NamedTuple):
     spacing: tuple[float, ...] | None
     pixels: tuple[int, ...]  # of each class
     digest: bytes  # of the image
+    thumbnail: Thumbnail
 
 
 class Checked(NamedTuple):
@@ -71,7 +73,8 @@ def conclude(dataset: Dataset, looks: Iterable[Look]) -> Checked:
     facts.sort(key=lambda about: about.case.id)
     if _full(dataset, facts):  # said once, of the whole set
         findings = [finding for finding in findings if finding.what != FULL]
-    findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts), *_together(dataset, facts)]
+    findings += [*_unlike_the_others(dataset, facts), *_duplicates(dataset, facts), *_alike(dataset, facts)]
+    findings += _together(dataset, facts, any(OUTSIDE in finding.what for finding in findings))
     return Checked(sorted(set(findings)), facts)
 
 
@@ -101,8 +104,8 @@ def size(shape: Sequence[float]) -> str:
 
 
 def _looks(dataset: Dataset, workers: int) -> Iterator[Look]:
-    """Each case looked at, in whatever order. A process that dies, of too little memory or in a decoder, takes all that
-    wait down with it: these are looked at again one by one, so that the culprit can be named."""
+    """Looks at each case, in any order. If a process dies, of too little memory or in a decoder, all cases that still
+    wait are lost with it. They are looked at again one by one, so that the one to blame can be named."""
     light = replace(dataset, cases=(), findings=())  # all that the other processes need
     left = set(dataset.cases)
     pool = _pool(min(workers, max(1, len(left))))
@@ -170,7 +173,7 @@ def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
         findings += [Finding("warning", image_name, what) for what in _dark(image)]
     digest = hashlib.blake2b(repr((image.shape, image.dtype)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(image).data)
-    return findings, [Facts(case, image.shape, spacing, known, digest.digest())]
+    return findings, [Facts(case, image.shape, spacing, known, digest.digest(), thumbnail(image))]
 
 
 def _remarks(dataset: Dataset, case: Case) -> list[Finding]:
@@ -191,7 +194,7 @@ def _outside(pixels: dict[int, int], classes: int) -> str:
         if void is None
         else f": if {void} marks pixels without a label, give --ignore {void}, or ignore = {void} in a recipe"
     )
-    return f"has {_labels(labels)}, outside the classes 0 to {classes - 1}{offer} ({sum(pixels.values())} pixels)"
+    return f"has {_labels(labels)}, {OUTSIDE} 0 to {classes - 1}{offer} ({sum(pixels.values())} pixels)"
 
 
 def _unreadable(paths: Sequence[Path]) -> dict[Path, str]:
@@ -215,7 +218,7 @@ def _wrong_numbers(dataset: Dataset, image: NDArray[Any]) -> Iterator[str]:
 
 
 def _dark(image: NDArray[Any]) -> Iterator[str]:
-    """What is scaled by its minimum and maximum is nearly black if a few values are far above the rest."""
+    """An image that is scaled by its minimum and maximum is nearly black if a few values are far above the rest."""
     for channel in image:
         above = channel.astype(np.float32) - np.float32(channel.min())
         above = above[above > 0]
@@ -259,45 +262,42 @@ def _duplicates(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
             yield Finding("warning", names[0], f"is the same image as one of another group{labelled} ({names[1]})")
 
 
-def _together(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
-    """What no single case shows."""
+def _alike(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """Images of two groups that are nearly the same, and neighbours by name that may belong together."""
+    names = [_name(dataset, about.case.images, about.case) for about in facts]
+    same, neighbours = compared([Pictured(about.case.id, about.case.group, about.thumbnail) for about in facts])
+    for one, other, likeness in same:
+        if facts[one].digest != facts[other].digest:
+            what = f"is nearly the same image as one of another group ({names[other]}, likeness {likeness:.3f})"
+            yield Finding("warning", names[one], what)
+    if neighbours.alike:
+        one, other, _ = neighbours.alike[0]
+        yield Finding(
+            "warning", WHOLE,
+            "has neighbours by name that look as if they belong together, but are in different groups: "
+            f"{len(neighbours.alike)} of {neighbours.of}, such as {names[other]} and {names[one]}. If these are of "
+            "one patient or sequence, groups.csv or --group keeps them in one part",
+        )  # fmt: skip
+
+
+def _together(dataset: Dataset, facts: Sequence[Facts], foreign: bool) -> Iterator[Finding]:
+    """What no single case shows. `foreign`: some masks have labels that are none of the classes."""
     if not dataset.cases:
         yield Finding("error", WHOLE, "has no case: no image has a mask that belongs to it")
     elif facts and not any(any(about.pixels[1:]) for about in facts):
-        empty = any(about.pixels[0] for about in facts)
+        empty = any(about.pixels[0] for about in facts) and not foreign
         why = "every mask is empty" if empty else "no pixel has the label of a class"
+        why += " beside the background" if foreign else ""
         yield Finding("error", WHOLE, f"has no foreground: {why}")
     elif _full(dataset, facts):
         yield Finding("error", WHOLE, "has no background: every mask is foreground only, so there is nothing to learn")
     if len(dataset.classes) > VOID:
         what = f"has {len(dataset.classes) - 1} classes beside the background, where at most {VOID - 1} can be trained"
         yield Finding("error", WHOLE, f"{what}: if they number objects, make every number above 0 a 1")
-    if dataset.groups == len(dataset.cases) and (told := _names_of_groups(dataset)):
+    if dataset.groups == len(dataset.cases) and (told := suggested(dataset)):
         yield Finding("warning", WHOLE, told)
 
 
 def _full(dataset: Dataset, facts: Sequence[Facts]) -> bool:
     """Whether all masks have nothing but the one foreground. Of several classes, the background may be unused."""
     return len(dataset.classes) == 2 and bool(facts) and not any(about.pixels[0] for about in facts)
-
-
-def _names_of_groups(dataset: Dataset) -> str:
-    """Names such as patient00_slice00 speak of patients, where each case is taken for a group of its own."""
-    matches = [NUMBERED.fullmatch(case.id) for case in dataset.cases]
-    shared = Counter(match[1] for match in matches if match)
-    if len(shared) < 2 or 2 * sum(count for count in shared.values() if count > 1) < len(dataset.cases):
-        return ""
-    several = sorted(name for name, count in shared.items() if count > 1)
-    such_as = ", ".join([*several[:2], *["..."][: len(shared) - 2]])
-    groups = [match and match[1] for match in matches]
-    found = (pattern for pattern in ("[^_]+", "[^-]+", "(.+)_", "(.+)-") if _finds(pattern, dataset) == groups)
-    option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
-    return (
-        f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
-        f"{dataset.groups} groups: {option}, group in a recipe, or groups.csv keeps each of them in one part"
-    )
-
-
-def _finds(pattern: str, dataset: Dataset) -> list[str | None]:
-    found = [re.search(pattern, case.id) for case in dataset.cases]
-    return [match and match[match.re.groups] for match in found]

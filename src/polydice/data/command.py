@@ -13,15 +13,16 @@ import tyro
 from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.check import Facts, check, size, table
 from polydice.data.overview import overview
-from polydice.data.readers import open_dataset
+from polydice.data.readers import LAYOUTS, open_dataset
 
 COLUMNS = ("label", "class", "pixels", "share", "cases")
-Row = tuple[int, str, int, float, int]
+LAYOUT_HELP = f"One of {', '.join(layout.name for layout in LAYOUTS)}. If not given, it is recognised."
+ClassCount = tuple[int, str, int, float, int]  # as COLUMNS
 
 
 def data(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    layout: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    layout: Annotated[str | None, tyro.conf.arg(metavar="NAME", help=LAYOUT_HELP)] = None,
     masks: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
     group: Annotated[str | None, tyro.conf.arg(metavar="REGEX")] = None,
     ignore: int | None = None,
@@ -40,7 +41,6 @@ def data(
 
     Args:
         folder: where the data set is.
-        layout: cvc-clinicdb, kvasir-seg, acdc, synapse, decathlon or folder. If not given, it is recognised.
         masks: of a plain folder, the folder of its masks, if not masks, mask, labels, label or gt.
         group: a regular expression that finds the patient or sequence in the name of a case: its first part in
             brackets, or all it matches. If not given, groups.csv in the folder, or what the layout knows.
@@ -70,7 +70,7 @@ def data(
     return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
-def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[Row], findings: Sequence[Finding]) -> None:
+def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[ClassCount], findings: Sequence[Finding]) -> None:
     errors = sum(finding.level == "error" for finding in findings)
     print(f"{dataset.name}, {dataset.folder}\n{_described(dataset, facts)}\n")
     print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}")
@@ -81,7 +81,9 @@ def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[Row], find
         print(table(findings))
 
 
-def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding], out: Path) -> dict[str, object]:
+def _record(
+    dataset: Dataset, classes: Sequence[ClassCount], findings: Sequence[Finding], out: Path
+) -> dict[str, object]:
     return {
         "dataset": dataset.name,
         "cases": len(dataset.cases),
@@ -92,7 +94,7 @@ def _record(dataset: Dataset, classes: Sequence[Row], findings: Sequence[Finding
     }
 
 
-def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[Row]:
+def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[ClassCount]:
     """Label, name, pixels, share of all pixels, and the number of cases, for each class."""
     pixels = [sum(about.pixels[label] for about in facts) for label in range(len(dataset.classes))]
     cases = [sum(about.pixels[label] > 0 for about in facts) for label in range(len(dataset.classes))]

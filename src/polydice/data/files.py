@@ -39,9 +39,10 @@ UNREAD = {
     **dict.fromkeys((".dcm", ".mha", ".mhd", ".nrrd"), "convert it to NIfTI"),
 }
 LARGEST = 2**33  # bytes of an array that is stored compressed: far above any scan, far below what 8 MB can grow to
-LARGE, GROWTH = 2**30, 500  # what holds more than this does not grow so many times, unless it is made to fill memory
+# A file that unpacks to more than so many bytes, and to more than so many times its own size, is made to fill memory.
+LARGE, GROWTH = 2**30, 500
 PIECE = 2**20  # bytes that are unzipped at once
-PADDING = 2**20  # bytes after the last voxel that some programs write
+PADDING = 2**20  # bytes that some programs write after the last voxel
 ORIENTATION = 0x0112  # of EXIF: 1 is upright
 
 

@@ -4,9 +4,9 @@ With n parts in order, fold k tests on part k, validates on part k + 1 (mod n) a
 """
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -35,12 +35,14 @@ class Fold(NamedTuple):
 
 
 def split(cases: Sequence[HasGroup], how: How = "grouped", folds: int = 5, seed: int = 0) -> list[Fold]:
-    """The folds of `cases`.
+    """The cases cut into as many parts as there are to be `folds`, and the folds that are made of them.
 
     `grouped` keeps every group (patient, video sequence) within one part, and the parts nearly equal in cases.
-    `contiguous` cuts the ids in lexicographic order, `random` shuffles them with `seed`, both into parts whose sizes
-    differ by one at most. These two look at cases alone, so a group can lie in two parts, and what was trained on can
-    be tested on: they are here to compare with results that were made so.
+    `contiguous` cuts the ids in lexicographic order, `random` shuffles them, both into parts whose sizes differ by one
+    at most. These two look at cases alone, so a group can lie in two parts, and what was trained on can be tested on:
+    they are here to compare with results that were made so.
+
+    Each `seed` of `grouped` and `random` is another cut; `contiguous` has only one.
 
     >>> from polydice.data.cases import Case
     >>> split([Case(frame, frame[0], (), ()) for frame in ("a1", "a2", "b1", "c1")], folds=3)[0]
@@ -50,7 +52,7 @@ def split(cases: Sequence[HasGroup], how: How = "grouped", folds: int = 5, seed:
         raise ValueError(f"folds must be at least 3, one part each to train, to validate and to test on: {folds}")
     by_id = sorted(range(len(cases)), key=lambda place: cases[place].id)
     if how == "grouped":
-        parts = _grouped_parts(cases, by_id, folds)
+        parts = _grouped_parts(cases, by_id, folds, seed)
     elif how == "contiguous" or how == "random":
         if len(cases) < folds:
             raise DataError(f"{len(cases)} cases cannot be cut into {folds} parts: take fewer folds")
@@ -61,20 +63,52 @@ def split(cases: Sequence[HasGroup], how: How = "grouped", folds: int = 5, seed:
     return [_fold(parts, k) for k in range(folds)]
 
 
-def _grouped_parts(cases: Sequence[HasGroup], by_id: Sequence[int], folds: int) -> list[list[int]]:
-    """The largest group goes first, each into the part that is smallest by then; ties are settled by order."""
-    groups: defaultdict[str, list[int]] = defaultdict(list)
+def _grouped_parts(cases: Sequence[HasGroup], by_id: Sequence[int], count: int, seed: int) -> list[list[int]]:
+    """Every group goes into the part that is smallest by then. With seed 0 the largest groups go first, and ties are
+    settled by order, as it always was; any other seed shuffles the groups and then evens out the parts."""
+    by_name: defaultdict[str, list[int]] = defaultdict(list)
     for place in by_id:
-        groups[cases[place].group].append(place)
-    if len(groups) < folds:
+        by_name[cases[place].group].append(place)
+    groups = list(by_name.values())
+    if len(groups) < count:
         raise DataError(
-            f"{len(groups)} groups (patients, sequences) cannot be spread over {folds} parts: take fewer folds, "
+            f"{len(groups)} groups (patients, sequences) cannot be spread over {count} parts: take fewer folds, "
             'or --split contiguous or random (split = "contiguous" in a recipe), which may split a group'
         )
-    parts: list[list[int]] = [[] for _ in range(folds)]
-    for group in sorted(groups.values(), key=len, reverse=True):
-        min(parts, key=len).extend(group)
-    return parts
+    if seed == 0:
+        groups.sort(key=len, reverse=True)
+    else:
+        groups = [groups[place] for place in np.random.default_rng(seed).permutation(len(groups))]
+    parts: list[list[list[int]]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for group in groups:
+        smallest = sizes.index(min(sizes))
+        parts[smallest].append(group)
+        sizes[smallest] += len(group)
+    while seed != 0 and any(_exchange(large, small) for large, small in permutations(parts, 2)):
+        pass
+    return [list(chain.from_iterable(part)) for part in parts]
+
+
+def _exchange(large: list[list[int]], small: list[list[int]]) -> bool:
+    """Exchanges two groups, or moves one, if that brings the sizes of two parts nearer to each other: the choice that
+    does so most. Whether there was one."""
+    gap = _size(large) - _size(small)
+    if gap < 2:
+        return False
+    given = {len(group): place for place, group in enumerate(large)}
+    taken = {len(group): place for place, group in enumerate(small)} | {0: None}
+    left, give, take = min((abs(gap - 2 * (ours - theirs)), ours, theirs) for ours in given for theirs in taken)
+    if left >= gap:
+        return False
+    small.append(large.pop(given[give]))
+    if (place := taken[take]) is not None:
+        large.append(small.pop(place))
+    return True
+
+
+def _size(part: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, part))
 
 
 def _fold(parts: Sequence[Sequence[int]], k: int) -> Fold:
@@ -83,26 +117,7 @@ def _fold(parts: Sequence[Sequence[int]], k: int) -> Fold:
     return Fold(tuple(sorted(train)), tuple(sorted(parts[validation])), tuple(sorted(parts[test])))
 
 
-def save_folds(file: Path, folds: Sequence[Fold], cases: Sequence[HasGroup]) -> None:
-    """Writes the folds as JSON, by the ids of the cases."""
-    named = [{part: [cases[place].id for place in places] for part, places in fold._asdict().items()} for fold in folds]
+def save_folds(file: Path, cut: Sequence[Fold], cases: Sequence[HasGroup]) -> None:
+    """Writes the folds of a cut as JSON, by the ids of the cases."""
+    named = [{part: [cases[place].id for place in places] for part, places in fold._asdict().items()} for fold in cut]
     file.write_text(json.dumps(named, indent=1) + "\n")
-
-
-def load_folds(file: Path, cases: Sequence[HasGroup]) -> list[Fold]:
-    """The folds of `file`, which must hold exactly these cases, each once in every fold."""
-    places = {case.id: place for place, case in enumerate(cases)}
-    try:
-        named = [[fold[part] for part in Fold._fields] for fold in json.loads(file.read_text())]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file} is not a list of folds, each with {', '.join(Fold._fields)}: {error!r}") from error
-    for number, fold in enumerate(named):
-        count = Counter(chain.from_iterable(fold))
-        count.subtract(list(places))
-        wrong = [id for id, times in count.items() if times != 0]  # not of the set, not in the fold, or in it twice
-        if wrong:
-            raise DataError(
-                f"fold {number} of {file} must hold each of the {len(places)} cases once; "
-                f"it does not for {len(wrong)}, such as {', '.join(map(str, wrong[:3]))}"
-            )
-    return [Fold(*(tuple(places[id] for id in part) for part in fold)) for fold in named]

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from polydice.data.cases import Dataset
+from polydice.data.cases import CT_WINDOW, Dataset
 from polydice.data.check import Facts, size
 from polydice.data.files import tally
 
 SHOWN, COLUMNS, WIDTH = 8, 4, 3.4  # pictures, and inches of each
-# Bright, told apart by the colour-blind (after Okabe and Ito), and unlike flesh and greys.
+# Bright colours that the colour-blind can tell apart (after Okabe and Ito), and that flesh and grey images do not have.
 COLOURS = ("#56B4E9", "#F0E442", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#FFFFFF")
 
 
@@ -87,7 +87,7 @@ def _visible(image: NDArray[Any], dataset: Dataset) -> NDArray[Any]:
     if dataset.intensity == "colour" and len(image) == 3:
         return np.moveaxis(image, 0, -1)
     grey = image[0].astype(np.float32)
-    low, high = (-125.0, 275.0) if dataset.intensity == "ct" else np.nanpercentile(grey, (0.5, 99.5))
+    low, high = CT_WINDOW if dataset.intensity == "ct" else np.nanpercentile(grey, (0.5, 99.5))
     return np.asarray(((grey - low) / max(high - low, 1e-6)).clip(0, 1))
 
 

@@ -14,8 +14,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from polydice.data.cache import CacheError, digests, publish, replace_text, sha256, short_hash
-from polydice.data.cases import VOID, Case, DataError, Dataset, Intensity, Sample
+from polydice.data.cache import CacheError, digests, publish, sha256, short_hash
+from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Intensity, Sample
+from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
 
@@ -33,7 +34,7 @@ class Preparation:
     dims: Literal[2, 3] = 2  # images and every slice of a volume, or volumes
     size: int = 224  # 2D: pixels along both edges
     spacing: tuple[float, float, float] | None = None  # 3D: millimetres (z, y, x); None takes the median of the set
-    window: tuple[float, float] = (-125.0, 275.0)  # CT: the Hounsfield units that become 0 and 1
+    window: tuple[float, float] = CT_WINDOW  # CT: the Hounsfield units that become 0 and 1
     cut: float | None = None  # MR: percent of a channel's values above its minimum, the brightest, that become 1
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Preparation:
             raise ValueError(f"cut must lie between 0 and 100 percent: {self.cut}")
 
     def described(self) -> dict[str, Any]:
-        """As it is kept in files, without a cut where nothing is cut: as in files of before there was one."""
+        """As files keep it. `cut` is left out where nothing is cut: so files are as they were before it existed."""
         found = asdict(self)
         cut = found.pop("cut")
         return found if cut is None else found | {"cut": float(cut)}
@@ -107,13 +108,14 @@ class Prepared:
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
 
     def _verify(self) -> None:
-        """Reads the files once for each size and time they have: a damaged byte would be trained on in silence."""
+        """Compares the files with their checksums: nobody would notice that a network is trained on a damaged byte. A
+        file is not read again as long as its size and times stay the same."""
         files = [self.folder / name for name in HASHED]
         found = digests(files, self.folder.parent / "digests" / f"{self.folder.name}.json")
         if not (self.folder / SUMS).exists():
             print(f"{self.folder} has no checksums, as an earlier version made it: they are added now", file=sys.stderr)
             with suppress(OSError):
-                replace_text(self.folder / SUMS, _sums(found))
+                replace_file(self.folder / SUMS, _sums(found).encode())
             return
         written = (self.folder / SUMS).read_text()
         changed = [file.name for file in files if _sums({file: found[file]}) not in written]

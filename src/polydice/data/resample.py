@@ -45,7 +45,8 @@ def to_unit(
 
 
 def resample_image(image: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """`[*spatial]`, two or three axes, linearly on a grid of `shape`; fewer points average all they stand for."""
+    """`[*spatial]`, two or three axes, interpolated linearly on a grid of `shape`. On a coarser grid a point is the
+    average of all that it stands for."""
     if image.shape == tuple(shape):
         return image
     planes: NDArray[Any] = np.stack(

@@ -16,7 +16,8 @@ Pair = tuple[Tensor, Tensor]  # images [B, C, *spatial] and labels [B, *spatial]
 
 
 class Place(NamedTuple):
-    """A device that holds the items, or the memory map: then batches are made in pinned memory if a GPU wants them."""
+    """Where the items are: on the device, or in the memory map (`mapped`). From the map, batches for a GPU are made in
+    pinned memory, which is copied faster."""
 
     device: torch.device
     mapped: bool

@@ -15,7 +15,7 @@ from polydice.data.files import below
 from polydice.data.parallel import in_parallel
 from polydice.data.prepare import Preparation, Prepared, contents_of, named, prepare
 
-VERSION = 2  # of the check, to be raised whenever it would judge the same files otherwise
+VERSION = 3  # of the check, to be raised whenever it would judge the same files otherwise
 FINDINGS = "findings.json"
 SHOWN = 10  # rows of errors in a message
 
@@ -88,7 +88,7 @@ def _findings(dataset: Dataset, settings: Preparation, cache: Path) -> list[Find
     except (CacheError, OSError, ValueError):  # it only saves time: a cache that cannot be written may still be read
         found = _check(dataset, settings, cache)
     known = (Finding(*each) for each in found)
-    return sorted({*dataset.findings, *known})  # the list of files is not among the content
+    return sorted({*dataset.findings, *known})  # the cache does not have what the list of files shows
 
 
 def _check(dataset: Dataset, settings: Preparation, cache: Path) -> list[Finding]:

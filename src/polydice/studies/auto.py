@@ -7,19 +7,20 @@ an hour or so: it compares the losses, and its scores are far from the best that
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polydice.data.cases import Dataset
+from polydice.data.cases import DataError, Dataset
 from polydice.studies.axes import TUNABLE
 from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
 
 AUTO = "auto"
 LOOKED_AT = 8  # cases, which tell the size of the others
 THICK = 3  # volumes whose slices are so many times as thick as their pixels are wide are taken slice by slice
-FEW_SLICES = 8  # and so are those with fewer slices
+FEW_SLICES = 16  # and so are those with fewer slices
 STEPS = {"gpu": 2000, "cpu": 600}  # of a training
 EDGE, PATCH = {"gpu": 224, "cpu": 64}, 32  # pixels at most; voxels at most, on a CPU
 FOLDS = {"gpu": 5, "cpu": 3}
@@ -38,7 +39,11 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
     said = ""
     if AUTO in models and "model" not in models[AUTO]:
         train = given.setdefault("train", {})
-        chosen, about = _kept(kept) or _suited_to(given, data, train.pop("model", None))
+        found = _kept(kept) or _suited_to(given, data, train.get("model"))
+        if found is None:
+            return dumps(given) if changes else text, ""
+        chosen, about = found
+        train.pop("model", None)
         models[AUTO]["model"] = chosen.pop("model")
         given["train"] = chosen | train
         told = {"model": models[AUTO]["model"]} | {name: given["train"][name] for name in chosen}
@@ -50,12 +55,19 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
 
 def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str, Any]:
     """The settings that suit a data set, a machine, "gpu" or "cpu", and a network, which is chosen if none is given."""
-    samples = [dataset.read(case) for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]]
+    samples = []
+    for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]:
+        with suppress(OSError, ValueError):  # what is wrong with it is said later, with all that is wrong
+            samples.append(dataset.read(case))
+    if not samples:
+        raise DataError(f"{dataset.folder}: no case could be read; `polydice data` says what is wrong")
     shapes = [sample.labels.shape for sample in samples]
     slices = 1.0 if len(shapes[0]) == 2 else median(shape[0] for shape in shapes)
     spacings = [sample.spacing for sample in samples if sample.spacing]
     thick = bool(spacings) and median(each[0] / max(each[1:]) for each in spacings) > THICK
     volumes = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick if model is None else model == "unet3d"
+    if volumes and len(shapes[0]) == 2:
+        raise RecipeError(f"{model} takes volumes, and {dataset.folder} holds images")
     folds = min(FOLDS[machine], max(3, dataset.groups))
     found: dict[str, Any] = {"model": model or ("unet3d" if volumes else "unet"), "folds": folds}
     if volumes:
@@ -74,7 +86,8 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     return found | {"batch": batch, "epochs": epochs, "validate_every": max(1, epochs // 20)}
 
 
-def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str]:
+def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str] | None:
+    """What suits the recipe's one data set, and why, in words; None if it is not there."""
     import torch
 
     from polydice.data.readers import open_dataset
@@ -83,6 +96,8 @@ def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple
         raise RecipeError(f"[models.{AUTO}] chooses a network for one data set, which has a path: name the network")
     (table,) = given["datasets"].values()
     folder, options = data / table["path"], given.get("train", {}) | table
+    if not folder.is_dir():
+        return None
     dataset = open_dataset(folder, **{name: options.get(name) for name in ("layout", "masks", "group", "ignore")})
     machine = "gpu" if torch.cuda.is_available() else "cpu"
     called = {"gpu": "a GPU", "cpu": "a CPU, and small for that"}[machine]

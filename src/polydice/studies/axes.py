@@ -1,7 +1,7 @@
 """What a loss is trained with: a value, or a list of values one of which is chosen on validation."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -28,6 +28,11 @@ class Variant:
     value: str  # "epsilon=0.5, rate=0.04"; nothing for a loss without a list
     expression: str
     settings: Chosen = field(default=(), compare=False)  # those of the value, which names them
+
+    @property
+    def of_the_loss(self) -> "Variant":
+        """The loss itself, whatever it is trained with: variants with other settings have the same."""
+        return replace(self, value="", settings=())
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def _run(
     from polydice.data.usable import described
     from polydice.studies.agenda import Agenda
     from polydice.studies.comparison import compare
+    from polydice.studies.cuts import refuse_another_cut
     from polydice.studies.engine import devices, run_local
     from polydice.studies.estimate import plan
     from polydice.studies.formats import terminal
@@ -125,11 +126,13 @@ def _run(
     ready, at_once = agenda.ready(), devices(jobs, per_gpu)
     # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
     first = {(run.dataset, run.model): run for run in ready}
-    data_of = {network: opened(study.settings(run)) for network, run in first.items()}
-    for used in dict.fromkeys(described(dataset) for dataset, _ in data_of.values()):
+    sets = {network: opened(study.settings(run)) for network, run in first.items()}
+    prepared = {network: each for network, (_, each) in sets.items()}
+    for (name, _), whole in prepared.items():
+        refuse_another_cut(agenda.study, name, whole.cases)
+    for used in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
         print(used, file=sys.stderr)
     if ready:
-        prepared = {network: each for network, (_, each) in data_of.items()}
         print(plan(agenda, len(at_once) if engine == "local" else None, prepared), file=sys.stderr, flush=True)
     live = Live(agenda.study)
     agenda.say = live.say

@@ -42,7 +42,8 @@ def line_title(line: Sequence[Variant]) -> str:
 def lines(recipe: Recipe) -> dict[str, dict[str, list[Variant]]]:
     """Of each parameter that is given several values, the lines, and of each line its losses by ascending value."""
     found: dict[str, dict[str, list[Variant]]] = {}
-    for variant in (variant for variants in recipe.losses.values() for variant in variants):
+    every = (variant.of_the_loss for variants in recipe.losses.values() for variant in variants)
+    for variant in dict.fromkeys(every):
         line, parameter, _ = member(variant)
         if parameter:
             found.setdefault(parameter, {}).setdefault(line, []).append(variant)

@@ -144,6 +144,7 @@ def read_result(path: Path, weights: CountingWeights = "best") -> dict[str, Any]
         result |= last | {"best": {name: result[name] for name in last.keys() & result.keys()}}
         _check(path, result, Result, again)
     _check_matrices(path, result["cases"], again)
+    result["settings"] = result.get("settings", {}) | {"weights": weights}  # what is at its top is of these
     try:
         validation(result)
     except KeyError as error:

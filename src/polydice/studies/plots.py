@@ -183,8 +183,10 @@ def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str
     for each in study.finished():
         run, tested = each.run, each.result["test"][study.recipe.score]
         if tested is not None and validation(each.result) is not None:
-            variant = Variant(run.loss, run.value, run.expression)
-            every[run.dataset, run.model][variant][run.replicate, run.fold] = each
+            found = every[run.dataset, run.model][Variant(run.loss, "", run.expression)]
+            pair = run.replicate, run.fold
+            # Of several settings with which it is trained, as of several rates, that which validation chooses.
+            found[pair] = max(found.get(pair, each), each, key=lambda one: validation(one.result) or 0)
     for parameter, by_line in lines(study.recipe).items():
         for model in study.recipe.models:
             panels = [

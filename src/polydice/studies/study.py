@@ -198,9 +198,9 @@ def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:
     """What the recipe of a study means where it says nothing: what its study.json says, or else what its runs were
     trained by, which was the paper's way when there was no other. So it means what it meant, and what is added to it is
     trained as the rest was."""
-    if "weights" in where:
+    if {"score", "weights", "nested"} <= where.keys():
         seeds = tuple(where["seeds"]) if "seeds" in where else None
-        return Unsaid(where.get("score", NEW.score), where["weights"], seeds, where.get("nested", NEW.nested))
+        return Unsaid(where["score"], where["weights"], seeds, where["nested"])
     begun = next(folder.glob("runs/**/settings.json"), None) or next(folder.glob("runs/**/result.json"), None)
     if begun is None:
         return replace(NEW, score=where.get("score", NEW.score))

@@ -1,20 +1,20 @@
-"""A run's state on disk, so that a crash at any moment loses nothing that was saved.
+"""A run's state on disk. A crash at any moment loses nothing that was saved.
 
-    run/checkpoint-000041/     the one before, kept in case the last is damaged
-    run/checkpoint-000042/     the last
-        weights.safetensors    the network
-        state.pt               everything else: optimiser, epoch, random states, …
-    run/best.safetensors       a file of weights by itself, with what is needed to rebuild the network
+    run/checkpoint-000041/     the checkpoint before the last; it is kept in case the last one is damaged
+    run/checkpoint-000042/     the last checkpoint
+        weights.safetensors    the network, as it is now and as it was best
+        state.pt               all else that a run needs to go on: optimiser, loss, epoch, history, …
+    run/last.safetensors       a file of weights by itself, with all that is needed to rebuild the network;
+    run/best.safetensors       so is this one
 
-A checkpoint is written under another name, forced to the disk and then renamed as a whole: there is no moment at which
-weights stand beside the state of another step. Every byte is covered by a SHA-256 that is checked on reading.
+A checkpoint is a folder. It is written under a temporary name, forced to the disk, and then renamed. So its weights and
+its state always belong to the same step. A SHA-256 covers every byte, and is checked when the checkpoint is read.
 """
 
 import contextlib
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from polydice.data.durable import locked, make_folder, replace_file
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
 KEY = "polydice"  # our entry among the metadata of a safetensors file
@@ -42,17 +44,9 @@ class Checkpoint(NamedTuple):
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """The run in `folder` is ours as long as this lasts; another process that wants it waits.
-
-    The system lets go of the lock when its holder ends, however it ends. Where files cannot be locked (Windows, some
-    network disks) nothing is waited for.
-    """
+    """The run in `folder` is ours as long as this lasts; another process that wants it waits."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as file:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(folder / ".lock"):
         yield
 
 
@@ -66,25 +60,21 @@ def save(
     """
     saved = _saved(folder)
     final = folder / f"checkpoint-{_number(saved[-1]) + 1 if saved else 1:06d}"
-    temporary = final.with_suffix(".tmp")
     state_data = _pickled(state)
     weights_data = _sealed(weights, metadata, state_sha256=hashlib.sha256(state_data).hexdigest())
-    for left_over in folder.glob("checkpoint-*.tmp"):  # of a process that was killed
-        shutil.rmtree(left_over, ignore_errors=True)
+
+    def fill(partial: Path) -> None:
+        (partial / STATE).write_bytes(state_data)
+        (partial / WEIGHTS).write_bytes(weights_data)
+
+    _remove_leftovers(folder)
     try:
-        temporary.mkdir(parents=True)
-        _write(temporary / STATE, state_data)
-        _write(temporary / WEIGHTS, weights_data)
-        _force(temporary)
-        temporary.rename(final)
-        _force(folder)
+        make_folder(final, final.with_suffix(".tmp"), fill)
     except OSError as error:
         kept = f"{saved[-1].name} is untouched: resume from it" if saved else "nothing was saved before: start again"
         raise CheckpointError(
             f"cannot save {final}: {error.strerror}; {kept} once the folder can be written to"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     for older in saved[:-1]:
         shutil.rmtree(older, ignore_errors=True)  # what resists is tried again the next time
     return final
@@ -115,6 +105,15 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
 def write_text(path: Path, text: str) -> None:
     """Replaces or makes a file of text: after a crash it holds the old text or the new, never half of it."""
     _replace(path, text.encode())
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a process that was killed has left of checkpoints and files: nobody else writes into a run's folder."""
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def remove(folder: Path) -> None:
@@ -201,33 +200,10 @@ def _bytes(path: Path) -> bytes:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
+def _replace(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(temporary, data)
-        temporary.replace(path)
-        _force(path.parent)
+        replace_file(path, content)
     except OSError as error:
         kept = "; the file that was there is untouched" if path.is_file() else ""
         raise CheckpointError(f"cannot save {path}: {error.strerror}{kept}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _force(folder: Path) -> None:
-    """Forces the names in a folder to the disk. Windows has no such call, and does so by itself."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

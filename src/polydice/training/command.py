@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polydice.training.config import Settings
+from polydice.training.config import CountingWeights, Settings
 
 if TYPE_CHECKING:
     from polydice.data.cases import Dataset
@@ -37,40 +37,63 @@ def train(
     from polydice.data.cache import CacheError
     from polydice.training import loop
     from polydice.training.checkpoint import CheckpointError
+    from polydice.training.run import TrainingError
 
     try:
         result = loop.train(settings, _tell, lines=True)
-    except (loop.TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
+    except (TrainingError, CheckpointError, CacheError, ImportError, OSError, ValueError) as problem:
         return _failed(str(problem))
     except torch.OutOfMemoryError as problem:
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if result and json_output:
-        names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "used", "test")
-        print(json.dumps({"run": str(settings.out), **{name: result.get(name) for name in names}}, indent=1))
+        print(json.dumps(_scores(settings, result), indent=1))
     elif result:
         print(_line(settings, result))
     return 0
 
 
+def _scores(settings: Settings, result: dict[str, Any]) -> dict[str, Any]:
+    """The scores as in `result.json`: of the best weights at the top, of the last in `last`."""
+    names = ("best_epoch", "validation_dice_foreground", "validation_dice_global", "used", "test")
+    last = {name: value for name, value in result.get("last", {}).items() if name in names}
+    return {
+        "run": str(settings.out),
+        "weights": settings.weights,
+        **{name: result.get(name) for name in names},
+        "last": last,
+    }
+
+
 def _line(settings: Settings, result: dict[str, Any]) -> str:
-    """The scores, that which counts first, and what a reader must know of them."""
+    """The scores of the weights that count, and of the others beside them, the score that counts first; then what a
+    reader must know of them."""
     from polydice.data.usable import in_words
     from polydice.training.scoring import remarks
     from polydice.training.watch import told
+    from polydice.training.weights import counted
 
-    test = result["test"]
     names = sorted(("dice_foreground", "dice_case", "dice_global"), key=lambda name: name != settings.score)
-    scores = ", ".join(f"{name} {told(test[name])}" for name in names)
-    line = f"{settings.out}: {scores} on {test['cases']} test cases (weights of epoch {result['best_epoch']})"
-    if "used" in result:
-        line += f"; {in_words(result['used'])}"
+
+    def scores(kind: CountingWeights) -> str:
+        return ", ".join(f"{name} {told(counted(result, kind)['test'][name])}" for name in names)
+
+    def weights(kind: CountingWeights) -> str:
+        return f"of epoch {counted(result, kind)['best_epoch']}, the {kind}{' on validation' if kind == 'best' else ''}"
+
+    first: CountingWeights = settings.weights
+    other: CountingWeights = "best" if first == "last" else "last"
+    line = f"{settings.out}: {scores(first)} on {result['test']['cases']} test cases (weights {weights(first)}"
+    if "test" in result.get("last", {}):  # a run of long ago has tested the best alone
+        line += f"; {scores(other)} with those {weights(other)}"
+    line += f"); {in_words(result['used'])}" if "used" in result else ")"
     return "\n".join([line, *(f"{settings.out}: {each}" for each in remarks(result))])
 
 
 def _tell(dataset: "Dataset") -> None:
-    """What is trained on, at once if somebody watches or should know it; the last line says it always."""
+    """Says what is trained on, before it begins, if there is a terminal or something to know; the last line always says
+    it."""
     from polydice.data.usable import described
 
     if sys.stderr.isatty() or dataset.findings or len(dataset.cases) < dataset.listed:

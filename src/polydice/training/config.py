@@ -24,16 +24,24 @@ OWN_OPTIONS = {
 Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
 
+SETTINGS = "settings.json"  # in the folder of a run
 CountingScore = Literal["dice_foreground", "dice_global"]
 CountingWeights = Literal["last", "best"]
 # What a run meant that was saved before there was such a setting.
-BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best"}
+BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best", "optimizer": "sgd", "nesterov": False}
+
+# What each optimiser has, and what that is if it is not given. SGD's are the paper's. AdamW's rate is that of nnU-Net's
+# nnUNetTrainerAdam3en4, its decay that of torch.
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {"rate": 0.01, "momentum": 0.9, "decay": 1e-4},
+    "adamw": {"rate": 3e-4, "decay": 0.01},
+}
 
 
 @dataclass(frozen=True)
 class Settings:
     """One training run. The defaults are the paper's (SGD, 200 epochs, batches of 24 images of 224 x 224), except for
-    the score."""
+    the score and the weights that count."""
 
     data: Path
     """Folder of the data set."""
@@ -70,7 +78,7 @@ class Settings:
     fold: int = 0
     """The part to test on; the next one validates, the others train."""
     split_seed: Seed = 0
-    """Seed of a random split."""
+    """Seed of a grouped or random split: each is another cut. 0 is the cut of a grouped split that goes by size."""
 
     model: Literal["unet", "transunet", "unet3d"] = "unet"
     """The network. unet3d trains on volumes, the others on images and slices."""
@@ -94,14 +102,19 @@ class Settings:
     """How often every training image is seen."""
     batch: Count | None = None
     """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
-    rate: Positive = 0.01
-    """Learning rate of the first step; it falls to 0 by the last."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    rate: Positive | None = None
+    """Learning rate of the first step; it falls to 0 by the last. If not given 0.01 for sgd, 0.0003 for adamw."""
     power: NotNegative = 0.9
     """The rate falls as (1 - step/steps)^power."""
-    momentum: Annotated[float, Range(0, 1)] = 0.9
-    """Of SGD."""
-    decay: NotNegative = 1e-4
-    """Weight decay."""
+    momentum: Annotated[float, Range(0, 1)] | None = None
+    """sgd: how much of the last step goes into the next. If not given 0.9."""
+    nesterov: bool = False
+    """sgd: momentum in Nesterov's form."""
+    decay: NotNegative | None = None
+    """Weight decay: sgd adds it to the gradient, adamw takes rate times decay from the weights. If not given 0.0001 for
+    sgd, 0.01 for adamw."""
     clip: Positive | None = None
     """Largest norm of a step's gradient."""
     rotation: Annotated[float, Range(0, 360)] | None = None
@@ -114,10 +127,11 @@ class Settings:
     """Of weights, order and augmentation."""
 
     score: CountingScore = "dice_foreground"
-    """The score that counts: on validation it chooses the weights. dice_foreground is the mean over the foreground
+    """The score that counts: on validation it chooses the best weights. dice_foreground is the mean over the foreground
     classes; dice_global, the paper's, has the background in it, and so pays for finding nothing."""
     weights: CountingWeights = "last"
-    """The weights that count: of the last epoch, or the best on validation. Both are tested, and both are kept."""
+    """The weights that count: those of the last epoch, or those that were best on validation. Both are kept and tested;
+    `polydice predict` takes those that count."""
     validate_every: Count = 1
     """Epochs between validations; the last epoch always has one."""
     surfaces: bool = True
@@ -146,6 +160,14 @@ class Settings:
         for name in chain.from_iterable(OWN_OPTIONS.values()):
             if name not in OWN_OPTIONS[self.model] and getattr(self, name):
                 raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")
+        for name, value in (("momentum", self.momentum), ("nesterov", self.nesterov or None)):
+            if self.optimizer == "adamw" and value is not None:
+                raise ValueError(f"adamw has no {name}: {value}; leave it out, or take optimizer sgd")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError(f"nesterov needs a momentum above 0: {self.momentum}")
+        for name, own in OPTIMIZERS[self.optimizer].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own)
 
     @property
     def dims(self) -> Literal[2, 3]:
@@ -167,6 +189,11 @@ class Settings:
         if self.deep_supervision:
             options["deep_supervision"] = True
         return {name: value for name, value in options.items() if value is not None}
+
+    @property
+    def optimization(self) -> dict[str, float]:
+        """The numbers that the optimiser takes."""
+        return {name: getattr(self, name) for name in OPTIMIZERS[self.optimizer]}
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))

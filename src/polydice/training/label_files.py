@@ -5,10 +5,8 @@ with the same pages, and what is PNG, JPEG or BMP becomes an 8-bit PNG. Its valu
 """
 
 import gzip
-import os
 import re
 from collections.abc import Container, Iterable, Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polydice.data.cases import DataError
+from polydice.data.durable import replace_file
 from polydice.data.files import PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_image, stem
 from polydice.data.readers.layout import files_in
 
@@ -136,12 +135,7 @@ def _nifti(labels: NDArray[np.uint8], like: Path) -> bytes:
 
 def replace(path: Path, content: bytes) -> None:
     """Makes or replaces a file in one step: nobody ever sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        replace_file(path, content)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -27,9 +27,10 @@ from polydice.training.inference import OVERLAP, Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
+from polydice.training.weights import FILES, counting_file
 from polydice.values import Count, check
 
-BEST, LAST = "best.safetensors", "last.safetensors"
+BEST, LAST = FILES["best"], FILES["last"]
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
 
 
@@ -135,8 +136,9 @@ def plane_labels(logits: Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
 def load(
     checkpoint: Path, device: str | None = None, flips: bool = False, precision: Precision | None = None
 ) -> Predictor:
-    """What a training run has saved: its folder, or a file of weights in it. `device=None` takes a GPU if it can."""
-    path = checkpoint / BEST if checkpoint.is_dir() else checkpoint
+    """What a training run has saved: its folder, which means the weights that count, or a file of weights in it.
+    `device=None` takes a GPU if it can."""
+    path = counting_file(checkpoint) if checkpoint.is_dir() else checkpoint
     weights, about = load_weights(path)
     try:
         model, settings = about["model"], {name: _tuple(value) for name, value in about["preparation"].items()}

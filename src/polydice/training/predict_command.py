@@ -36,7 +36,7 @@ def predict(
     Example: polydice predict runs/hippocampus scan.nii.gz --out labels --flips
 
     Args:
-        checkpoint: the folder of a training run, or a file of weights in it.
+        checkpoint: the folder of a training run, for the weights that count in it, or a file of weights in it.
         inputs: PNG, JPEG, TIFF, BMP or NIfTI files, and folders of them.
         out: where the label maps go.
         overlay: also NAME_overlay.png, outlines on the image; of a volume, on the slice with most foreground.

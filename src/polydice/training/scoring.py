@@ -11,14 +11,15 @@ from polydice.data.prepare import Prepared
 from polydice.training.config import BEFORE
 from polydice.training.inference import Network
 from polydice.training.metrics import confusion, dice_per_class, evaluate, surface
+from polydice.training.weights import counted
 
 
 def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int, surfaces: bool) -> dict[str, Any]:
     """`test`: the scores of all cases; `cases`: of each its confusion matrix, its Dice of every class and, if wanted,
     its surface distances. A number that does not exist is None.
 
-    Slices are put back into their volumes first. Distances are in millimetres if the spacing of every case is known:
-    else they would have no common mean.
+    Slices are put back into their volumes first. Distances are in millimetres if every spacing is known, and else in
+    pixels: their mean needs one unit.
     """
     chosen = [prepared.cases[case] for case in cases]
     classes, in_mm = len(prepared.classes), all(case.spacing for case in chosen)
@@ -44,7 +45,8 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
 
 
 def completed(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with the scores it was written before: they follow from the confusion matrices of its cases."""
+    """A result of an older version, with the scores that it does not have: they follow from the confusion matrices of
+    its cases."""
     for each in (result, result.get("last", {})):
         if {"test", "cases"} <= each.keys() and "lost_classes" not in each["test"]:
             matrices = torch.tensor([case["confusion"] for case in each["cases"]])
@@ -53,14 +55,16 @@ def completed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def validation(result: Mapping[str, Any]) -> float | None:
-    """What a run reached on validation, by the score that chose its weights; None if there was no foreground."""
+    """What the weights at the top of a result reached on validation, by the score that counts; None if there was no
+    foreground. `validation(counted(result))` is about the weights that count."""
     score = (BEFORE | result.get("settings", {}))["score"]
     found: float | None = result[f"validation_{score}"]
     return found
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of a run's scores must know, in words."""
+    """What a reader of a run's scores must know, in words; of the weights that count."""
+    result = counted(result)
     found = [collapse(result["test"])]
     if result["test"]["dice_foreground"] is None:
         found.append("Dice of the foreground is not defined, since no test case has any")

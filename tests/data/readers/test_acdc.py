@@ -1,8 +1,10 @@
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polydice.data.folds import split
 from polydice.data.readers import open_dataset
 from tests.data import write
 from tests.data.conftest import RealSet
@@ -15,10 +17,33 @@ LABELS = NUMBERS.integers(0, 4, (11, 6, 8)).astype(np.uint8)
 def test_acdc_has_200_volumes_and_1902_slices_of_100_patients(real_set: RealSet) -> None:
     acdc = open_dataset(real_set("acdc"))
     assert (acdc.name, acdc.intensity, len(acdc.cases), acdc.findings) == ("ACDC", "mr", 200, ())
-    assert len({case.group for case in acdc.cases}) == 100
+    assert len({case.group for case in acdc.cases}) == 99
     samples = [acdc.read(case) for case in acdc.cases]
     assert sum(len(sample.labels) for sample in samples) == 1902
     assert all(sample.spacing is None for sample in samples), "voxel sizes are lost in this copy"
+
+
+def test_patients_074_and_076_are_one_image_and_one_group(real_set: RealSet) -> None:
+    """No other two patients share an image: all other groups are one patient."""
+    acdc = open_dataset(real_set("acdc"))
+    groups = defaultdict(set)
+    for case in acdc.cases:
+        groups[case.group].add(case.id.partition("_")[0])
+    assert [patients for patients in groups.values() if len(patients) > 1] == [{"patient074", "patient076"}]
+    cases = {case.id: case for case in acdc.cases}
+    for frame in ("frame01", "frame02"):
+        one, other = (acdc.read(cases[f"{patient}_{frame}"]) for patient in ("patient074", "patient076"))
+        np.testing.assert_array_equal(one.image, other.image)
+        assert (one.labels != other.labels).any()
+    for fold in split(acdc.cases):
+        held = [any(acdc.cases[place].group == "patient074+076" for place in part) for part in fold]
+        assert sum(held) == 1
+
+
+def test_archives_know_them_too(tmp_path: Path) -> None:
+    for patient in ("patient074", "patient075", "patient076"):
+        write.archive(tmp_path / f"{patient}_frame01.h5", image=SCAN, label=LABELS)
+    assert [case.group for case in open_dataset(tmp_path).cases] == ["patient074+076", "patient075", "patient074+076"]
 
 
 @pytest.mark.parametrize("places", [("", ""), ("training/", "testing/"), ("database/training/", "database/testing/")])

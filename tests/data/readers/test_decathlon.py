@@ -1,4 +1,6 @@
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 
 from polydice.data.cases import DataError
 from polydice.data.files import UnreadableFile
+from polydice.data.folds import split
 from polydice.data.readers import open_dataset
 from tests.data import write
 from tests.data.conftest import RealSet
@@ -43,6 +46,40 @@ def test_hippocampus_has_260_volumes(real_set: RealSet) -> None:
     assert hippocampus.classes == ("background", "Anterior", "Posterior")
     assert hippocampus.findings == ()
     assert hippocampus.read(hippocampus.cases[0]).spacing == (1, 1, 1)
+
+
+def step(image: np.ndarray) -> float | None:
+    """The number that all grey values are multiples of, where a scan was scaled by it; None for whole numbers."""
+    return None if image.dtype.kind != "f" else float(np.median(np.diff(np.unique(image).astype(float))))
+
+
+def test_the_two_hippocampi_of_a_person_are_one_group(real_set: RealSet) -> None:
+    """Volumes 2k - 1 and 2k share their intensity step wherever there is one; no other neighbours do."""
+    dataset = open_dataset(real_set("Task04_Hippocampus"))
+    assert dataset.groups == 170
+    steps = {case.id: step(dataset.read(case).image) for case in dataset.cases}
+    shared: dict[bool, list[bool]] = {True: [], False: []}
+    for one, other in pairwise(dataset.cases):
+        first, second = steps[one.id], steps[other.id]
+        if int(other.id[-3:]) == int(one.id[-3:]) + 1:
+            assert (first is None) == (second is None) or one.group != other.group
+            if first is not None and second is not None:
+                shared[one.group == other.group].append(abs(first - second) < 1e-4 * first)
+    assert (len(shared[True]), all(shared[True])) == (71, True)
+    assert (len(shared[False]), any(shared[False])) == (60, False)
+    pairs = [group for group, count in Counter(case.group for case in dataset.cases).items() if count == 2]
+    assert len(pairs) == 90
+    for fold in split(dataset.cases):
+        parts = [{dataset.cases[place].group for place in part} for part in fold]
+        assert sum(map(len, parts)) == dataset.groups
+
+
+@pytest.mark.parametrize("name", ["Hippocampus", "Prostate"])
+def test_names_of_hippocampi_mean_sides_in_that_set_alone(name: str, tmp_path: Path) -> None:
+    cases = ["hippocampus_001", "hippocampus_002", "scan"]
+    nnunet(describe(tmp_path, NNUNET | {"name": name}), *cases)
+    expected = ["person001", "person001", "scan"] if name == "Hippocampus" else cases
+    assert [case.group for case in open_dataset(tmp_path).cases] == expected
 
 
 def test_the_decathlon_has_all_modalities_in_one_file(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Readers of the layouts people have: each finds the cases of a folder, or says that the folder is laid out otherwise.
 
-`open_dataset` asks them in turn. A new one is a function of a folder and a line in `LAYOUTS`.
+`open_dataset` asks them in turn. docs/data.md says how to add one.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from polydice.data.readers.pairs import read_two_classes
 from polydice.data.readers.polyps import CVC, KVASIR
 from polydice.data.readers.synapse import SYNAPSE
 
+# All that the others need to know of a reader: what is asked first stands first, and a plain folder last.
 LAYOUTS = (CVC, KVASIR, ACDC, SYNAPSE, DECATHLON, FOLDER)
 
 
@@ -64,8 +65,8 @@ def open_dataset(
 
 
 def _completed(dataset: Dataset, ignore: int | None) -> Dataset:
-    """With what no reader needs to know: how many cases its files speak of, and the label of pixels that have none,
-    which a threshold would take for white."""
+    """Adds what no reader needs to know: how many cases the files speak of, and the label of pixels that have none. (A
+    threshold would take that label for white.)"""
     dataset = replace(dataset, listed=dataset.listed or len(dataset.cases) + incomplete(dataset.findings))
     if ignore is None:
         return dataset

@@ -14,8 +14,8 @@ from polydice.data.readers.layout import error, files_in, inside
 def archived_cases(
     folder: Path, places: Iterable[str], names: re.Pattern[str], expected: str
 ) -> tuple[list[Case], list[Finding]]:
-    """A case for each volume, put together from slices where these are all there is. The parts of the files' names are
-    `case`, `group` and `slice`, None for a volume."""
+    """A case for each volume; where there are only its slices, they are put together. `names` finds `case`, `group` and
+    `slice` in the name of a file, and no slice in that of a volume."""
     found: dict[tuple[str, str], dict[int | None, Path]] = {}
     findings = []
     for path in (path for place in places if (inner := inside(folder, place)) for path in files_in(inner)):

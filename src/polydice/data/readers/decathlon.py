@@ -6,6 +6,7 @@ file for each channel, CASE_0000 and so on. Version 2 has no list.
 
 import json
 import re
+from dataclasses import replace
 from os.path import abspath
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sa
 from polydice.data.files import UnreadableFile, ending, read_image, read_mask, stem
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
+HIPPOCAMPUS = re.compile(r"hippocampus_(\d{3})")
 CHANNEL = re.compile(r"(.+)_\d{4}")
 OUTSIDE = "is listed in dataset.json, but lies outside its folder, and is not read: copy it into the folder"
 LINK = "is a link to a file outside the folder"  # which somebody has put there, as in a set that shares its files
@@ -41,6 +43,8 @@ def find_decathlon(folder: Path) -> Dataset | None:
         what = f"mixes CT with other channels ({', '.join(channels)}): all are scaled by their minimum and maximum"
         findings.append(warning(folder, description, what))
     name = str(about.get("name") or folder.resolve().name)
+    if "hippocampus" in name.lower():
+        cases = [replace(case, group=_person(case.id) or case.id) for case in cases]
     return Dataset(
         name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore
     )  # fmt: skip
@@ -70,6 +74,17 @@ def _classes(labels: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
     if sorted(names) != list(range(len(names))) or len(names) < 2:
         raise DataError(f"labels must be numbered 0, 1, 2 and so on, at least two: {sorted(names)}")
     return tuple(str(names[number]) for number in sorted(names)), ignore
+
+
+def _person(case: str) -> str | None:
+    """Of the Decathlon's hippocampi, volumes 2k - 1 and 2k are the two sides of one person: the grey values of both are
+    multiples of one number, as one image was scaled before it was cut in two.
+
+    >>> _person("hippocampus_003"), _person("hippocampus_004"), _person("hippocampus_005"), _person("mine")
+    ('person002', 'person002', 'person003', None)
+    """
+    match = HIPPOCAMPUS.fullmatch(case)
+    return f"person{(int(match[1]) + 1) // 2:03d}" if match else None
 
 
 def _intensity(channels: list[str]) -> Intensity:

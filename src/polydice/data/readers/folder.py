@@ -57,8 +57,7 @@ def folders_of(folder: Path, masks: str | None = None) -> tuple[Path, Path] | No
 
 
 def _refuse_rivals(folder: Path, images: Path, masks: Path) -> None:
-    """Sets of retinal vessels have the field of view in mask/, beside the truth: nobody but the user knows which is
-    which."""
+    """Sets of retinal vessels have the field of view in mask/, beside the truth. Only the user knows which is which."""
     kinds = (*READ, *UNREAD)  # what is of no use today may be tomorrow
     count = len(same_names(folder, images, masks, kinds)[0])
     rivals = [masks.name]
@@ -90,15 +89,14 @@ def _named_classes(folder: Path) -> tuple[str, ...]:
 
 
 def _tallies(masks: Sequence[Path], ignore: int | None) -> list[dict[int, int]]:
-    """Of each mask that has more than one value, how many pixels have which. If there is none, of those that are not
-    empty: what is all white is foreground."""
+    """The values of each mask, and how many pixels have them. Masks with one value do not count. If all are so, those
+    count that are not empty, since a mask that is all white is foreground."""
     found = list(in_parallel(partial(_values, ignore=ignore), masks, "looking for classes"))
     return [values for values in found if len(values) > 1] or [values for values in found if any(values)]
 
 
 def _classes_found(tallies: Sequence[dict[int, int]]) -> tuple[str, ...]:
-    """Of labels those count that follow each other from 0 on, so that a stray 7 in a set of 0, 1 and 2 is found to be
-    one."""
+    """The labels that follow each other from 0 on: so a stray 7 in a set of 0, 1 and 2 is no class, and is found."""
     labels = {label for found in tallies for label in found}
     highest = next(label for label in count() if label + 1 not in labels)
     return ("background", *(f"class {label}" for label in range(1, max(highest, 1) + 1)))

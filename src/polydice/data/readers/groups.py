@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from polydice.data.files import below
 from polydice.data.readers.layout import error, warning
 
 TABLE = "groups.csv"
+NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
 
 
 def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
-    """The set with the groups that `pattern` finds in the names of its cases or, without one, those of groups.csv.
+    """The set with the groups that `pattern` finds in the names of its cases; without one, those of groups.csv in its
+    folder; without either, those that its reader knows. Only one of the three counts, for all cases.
 
     A case that gets no group is an error: it could be in training and in testing.
     """
@@ -25,6 +28,7 @@ def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
     elif table.exists():
         groups, nothing = _by_table(table, findings), f"has no group in {TABLE}: add a row for it"
         unknown = sorted(groups.keys() - {case.id for case in dataset.cases})
+        unknown = [name or "a case without a name" for name in unknown]
         findings += [error(dataset.folder, table, f"gives a group to {name}, which is no case") for name in unknown]
     else:
         return dataset
@@ -48,14 +52,17 @@ def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            if not {"case", "group"} <= set(rows.fieldnames or ()):
-                has = ", ".join(rows.fieldnames or ())
-                raise DataError(f"{table} must have the columns case and group, but has {has}")
+            columns = {name.strip(): name for name in rows.fieldnames or ()}
+            if not {"case", "group"} <= columns.keys():
+                has = ", ".join(columns) or "nothing"
+                raise DataError(f"{table} must have the columns case and group, separated by commas, but has {has}")
             for row in rows:
-                name, group = row["case"] or "", row["group"] or ""
-                if groups.setdefault(name, group) != group:
+                name, group = ((row[columns[column]] or "").strip() for column in ("case", "group"))
+                if name in groups:
                     what = f"gives two groups to {name}: {groups[name]} and {group}"
-                    findings.append(error(table.parent, table, what))
+                    same = f"has two rows for {name}: remove one"
+                    findings.append(error(table.parent, table, same if groups[name] == group else what))
+                groups.setdefault(name, group)
     except (UnicodeError, csv.Error) as problem:
         raise DataError(f"{table} is no table in UTF-8: {problem}") from problem
     return groups
@@ -63,3 +70,26 @@ def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
 
 def _name(dataset: Dataset, case: Case) -> str:
     return below(dataset.folder, case.images[0]) if len(case.images) == 1 else case.id
+
+
+def suggested(dataset: Dataset) -> str:
+    """What there is to say of names such as patient00_slice00, which speak of patients, where each case is taken for a
+    group of its own; else nothing."""
+    matches = [NUMBERED.fullmatch(case.id) for case in dataset.cases]
+    shared = Counter(match[1] for match in matches if match)
+    if len(shared) < 2 or 2 * sum(count for count in shared.values() if count > 1) < len(dataset.cases):
+        return ""
+    several = sorted(name for name, count in shared.items() if count > 1)
+    such_as = ", ".join([*several[:2], *["..."][: len(shared) - 2]])
+    groups = [match and match[1] for match in matches]
+    found = (pattern for pattern in ("[^_]+", "[^-]+", "(.+)_", "(.+)-") if _finds(pattern, dataset) == groups)
+    option = f"--group '{next(found, f'^{NUMBERED.pattern}$')}'"
+    return (
+        f"has names that speak of {len(shared)} patients or sequences ({such_as}), but "
+        f"{dataset.groups} groups: {option}, group in a recipe, or groups.csv keeps each of them in one part"
+    )
+
+
+def _finds(pattern: str, dataset: Dataset) -> list[str | None]:
+    found = [re.search(pattern, case.id) for case in dataset.cases]
+    return [match and match[match.re.groups] for match in found]

@@ -38,7 +38,7 @@ def find_synapse(folder: Path) -> Dataset | None:
     cases, findings = archived_cases(folder, ARCHIVES, ARCHIVE, "caseNNNN_sliceKKK.npz or caseNNNN.npy.h5")
     if not cases:
         return None
-    # TransUNet's files are clipped to [-125, 275] Hounsfield units and scaled to [0, 1] already.
+    # TransUNet's files are clipped to the Hounsfield units of CT_WINDOW and scaled to [0, 1] already.
     return Dataset("Synapse", folder, CLASSES, "unit", tuple(cases), read_archived, tuple(findings))
 
 
