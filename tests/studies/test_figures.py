@@ -87,6 +87,17 @@ def test_a_plateau_lies_below_the_curves_with_a_ring_at_the_choice() -> None:
     assert drawing.svg.count('data-series="1"') == 3, "curve, plateau and choice go together"
 
 
+def test_what_cannot_be_seen_is_named_at_the_edge() -> None:
+    far = Series("far", "#D55E00", (Point(0, 8, 7, 9), Point(1, 9.5, 9, 10)))
+    panel = dataclasses.replace(LINES.panels[0], series=(*SERIES, far), cut=(0.4, 3.1))
+    plot = dataclasses.replace(LINES, panels=(panel,))
+    (axes,) = drawn(plot).axes
+    assert axes.get_ylim() == (0.4, 3.1)
+    assert [text.get_text() for text in axes.texts] == ["▲ far: 8 to 9.5"]
+    (drawing,) = drawings(plot)
+    assert [text for _, text in drawing.places[0].values] == ["1 (0.5 to 2)", "2", "8 (7 to 9)"], "still told"
+
+
 def test_panels_stand_in_pairs_and_share_a_legend() -> None:
     figure = drawn(dataclasses.replace(LINES, panels=LINES.panels * 3))
     assert len([axes for axes in figure.axes if axes.get_visible()]) == 3

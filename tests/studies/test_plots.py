@@ -9,7 +9,21 @@ import pytest
 from polydice.studies import plots as plots_module
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
-from polydice.studies.plots import EACH, Panel, Plot, Point, _cut, effects, epochs, intervals, shared, sizes, training
+from polydice.studies.plots import (
+    EACH,
+    Panel,
+    Plot,
+    Point,
+    Series,
+    _cut,
+    _view,
+    effects,
+    epochs,
+    intervals,
+    shared,
+    sizes,
+    training,
+)
 from polydice.studies.report import write_report
 from polydice.studies.study import Study, open_study
 from tests.studies.made_up import RECIPE, study_in
@@ -120,6 +134,36 @@ def test_sizes_are_the_strata_of_the_results(tmp_path: Path) -> None:
         for place, name in enumerate(panel.ticks):
             tested = [each.result["test"]["strata"][name]["dice_case"] for each in row.counting.values()]
             assert drawn(panel)[row.loss][place][1] == pytest.approx(100 * np.mean(tested))
+
+
+def test_a_loss_that_failed_leaves_the_others_their_room() -> None:
+    """Cross-entropy, 40 points below all others, of which none is four points above another."""
+    study = open_study(RESULTS / "hippocampus")
+    (comparison,) = compare(study)
+    (panel,) = sizes(study, comparison, colours(study.recipe)).panels
+    low, high = panel.cut
+    assert high - low < 6
+    outside = {name for name, points in drawn(panel).items() if all(not low < y < high for _, y, _, _ in points)}
+    assert outside == {"Cross-entropy"}
+    assert all(
+        low < end < high for name, each in drawn(panel).items() if name not in outside for _, *y in each for end in y
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "cut"),
+    [
+        ([80, 81, 82, 40], (79.8, 82.2)),
+        ([80, 81, 82, 99], (79.8, 82.2)),
+        ([80, 81, 82, 76], None),  # a difference of 2 can still be seen
+        ([80, 40], None),  # which of two is the odd one?
+        ([80, 80, 80, 40], None),  # all others are one line
+        ([80], None),
+    ],
+)
+def test_the_view_is_that_of_most_series(levels: list[float], cut: object) -> None:
+    series = [Series(str(level), "#000000", (Point(0, level, level, level),)) for level in levels]
+    assert _view(series) == (cut and pytest.approx(cut))
 
 
 def test_an_effect_is_the_mean_of_each_value_and_its_error_leaves_the_folds_out(tmp_path: Path) -> None:

@@ -125,8 +125,25 @@ def _lines(axes: Axes, plot: Plot, panel: Panel) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
     if panel.plateaus:
         _plateaus(axes, plot, panel)
+    if panel.cut:
+        axes.set_ylim(panel.cut)
+        _name_unseen(axes, plot, panel, panel.cut)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+
+def _name_unseen(axes: Axes, plot: Plot, panel: Panel, cut: tuple[float, float]) -> None:
+    """At the edge beyond which they are, the series of which nothing is seen, and their range."""
+    for edge, sign, mark in ((0, -1, "▼"), (1, 1, "▲")):
+        beyond = [each for each in panel.series if all(sign * point.y > sign * cut[edge] for point in each.points)]
+        for number, series in enumerate(beyond):
+            ends = [pick(point.y for point in series.points) for pick in (min, max)]
+            text = f"{mark} {series.name}: {' to '.join(map(_short, ends))}"
+            away = (4, -sign * (4 + 12 * number))
+            axes.annotate(
+                text, (0, edge), away, xycoords="axes fraction", textcoords="offset points",
+                va="top" if edge else "bottom", fontsize=9, bbox=PAPER, **_look(plot, series),
+            )  # fmt: skip
 
 
 def _plateaus(axes: Axes, plot: Plot, panel: Panel) -> None:

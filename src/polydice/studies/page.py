@@ -90,9 +90,18 @@ def page(**content: Any) -> str:
     """The page; report.html.jinja says what it is made of."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["kind"] = lambda verdict: verdict.partition(",")[0].replace(" ", "-")  # a class of report.css
-    environment.filters |= {"drawings": drawings, "themed": themed, "signed": signed}
+    environment.filters |= {"drawings": drawings, "themed": themed, "signed": signed, "kind": _kind}
     return environment.get_template("report.html.jinja").render(content) + "\n"
+
+
+def _kind(verdict: str) -> str:
+    """The classes that report.css has for it.
+
+    >>> _kind("better, but by less than the margin")
+    'better slight'
+    """
+    word, but, _ = verdict.partition(",")
+    return word.replace(" ", "-") + (" slight" if but else "")
 
 
 def _embedded(picture: Path) -> str:

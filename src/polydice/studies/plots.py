@@ -50,7 +50,7 @@ class Panel:
     y: str
     series: tuple[Series, ...]
     ticks: tuple[str, ...] = ()  # the names of x = 0, 1, ...; none where x is a number
-    cut: tuple[float, float] | None = None  # intervals that go beyond these bounds are cut off there
+    cut: tuple[float, float] | None = None  # the range that is shown, where a loss far from the others goes beyond it
     log: bool = False  # x is drawn by its logarithm
     plateaus: str = ""  # what a plateau is; it is drawn below the curves, where there is any
 
@@ -104,6 +104,22 @@ def _cut(points: Sequence[Point]) -> tuple[float, float] | None:
     return low - room, high + room
 
 
+def _view(series: Sequence[Series]) -> tuple[float, float] | None:
+    """The range of most series, where others, each as a whole, are so far away that no difference could be seen."""
+    levels = [_mean([point.y for point in each.points]) for each in series]
+    away = [abs(level - median(levels)) for level in levels]
+    near = [each for each, distance in zip(series, away, strict=True) if distance <= FAR * median(away)]
+    (low, high), (lowest, highest) = _ends(near), _ends(series)
+    if low == high or highest - lowest < FAR * (high - low):
+        return None
+    return low - 0.1 * (high - low), high + 0.1 * (high - low)
+
+
+def _ends(series: Sequence[Series]) -> tuple[float, float]:
+    points = [point for each in series for point in each.points]
+    return min(point.low for point in points), max(point.high for point in points)
+
+
 def training(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Plot | None:
     """Loss and validation Dice against the epoch: the mean of the runs that count and, of few losses, their range."""
     epochs = {
@@ -147,7 +163,8 @@ def epochs(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> P
             series.append(Series(row.loss, colour[row.loss], tuple(sorted(points))))
     if len({point.x for each in series for point in each.points}) < 2:
         return None
-    panel = Panel("", "epoch that was chosen", "points of Dice above the fold's mean", tuple(series))
+    axis = "points of Dice above the fold's mean"
+    panel = Panel("", "epoch that was chosen", axis, tuple(series), cut=_view(series))
     caption = (
         "A point is a run: the epoch whose weights did best on validation, and its test Dice less the mean of all runs "
         "of its fold. A slope says that runs differ by when validation was at its highest, whatever the loss."
@@ -168,7 +185,7 @@ def sizes(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Pl
     if not points:
         return None
     series = tuple(Series(loss, colour[loss], tuple(each)) for loss, each in points.items())
-    panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA)
+    panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA, _view(series))
     caption = (
         "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and seeds that all of "
         "these losses have, ± standard error as of independent runs: what a seed does to all folds is not in it."
