@@ -56,7 +56,7 @@ def test_what_is_undecided_is_told_with_what_decides_it() -> None:
     told = answered(verdicts, "Dice", {}, [])
     assert told == f"{KEEP} Undecided: A, B; 4 more replicates (about 31 minutes) should decide."
     verdicts["B"] = {"Dice": found("undecided", 0.5)}
-    assert "more cases, rather than more replicates, should decide" in answered(verdicts, "Dice", {}, [])
+    assert answered(verdicts, "Dice", {}, []).endswith("A, B; not even 30 replicates are sure to decide.")
 
 
 def test_one_replicate_is_no_answer() -> None:
@@ -80,8 +80,9 @@ def test_a_plateau_is_the_span_around_the_best() -> None:
 def test_the_most_forgiving_comes_first() -> None:
     wide = Response("A", "rate", (Tried(0.01, 92.0), Tried(0.04, 92.3), Tried(0.16, 91.7)), 0.04, 1.0)
     assert forgiving([RATES, wide]) == (
-        "How forgiving: the rates within 1 of the best are, of A 0.01 to 0.16; of Dice 0.04 to 0.16."
+        "How forgiving: the rates within 1 point of the best are, of A 0.01 to 0.16; of Dice 0.04 to 0.16."
     )
+    assert forgiving([RATES._replace(margin=0.1)]).endswith("within 0.1 points of the best are, of Dice 0.04 alone.")
     assert forgiving([]) == ""
 
 

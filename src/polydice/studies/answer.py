@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polydice.studies.study import Finished
-from polydice.studies.verdicts import Verdict, enough
+from polydice.studies.verdicts import MOST, Verdict, enough
 from polydice.training.scoring import validation
 
 KEEP = "No loss is clearly better: keep what you have."
@@ -118,7 +118,7 @@ def answered(
     if not every:
         return "There is nothing to compare yet."
     if all(each.kind == "too few runs" for each in every):
-        return f"Too few runs for an answer: it takes at least {_more(every)}."
+        return f"Too few runs for an answer: it takes at least {enough(max(every, key=_replicates))}."
     ahead = [loss for loss, own in verdicts.items() if own and all("better" in each.kind for each in own.values())]
     parts = []
     if ahead:
@@ -136,7 +136,7 @@ def answered(
     unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
     if unsure:
         which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
-        parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} should decide.")
+        parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} decide.")
     return " ".join(parts)
 
 
@@ -152,8 +152,12 @@ def _at(loss: str, shown: Sequence[Response]) -> str:
 def _more(undecided: Sequence[Verdict]) -> str:
     """What decides all of them."""
     if any(each.more is None for each in undecided):
-        return "more cases, rather than more replicates,"
-    return enough(max(undecided, key=lambda each: each.more or 0))
+        return f"not even {MOST} replicates are sure to"
+    return f"{enough(max(undecided, key=_replicates))} should"
+
+
+def _replicates(undecided: Verdict) -> int:
+    return undecided.more or 0
 
 
 def forgiving(shown: Sequence[Response]) -> str:
@@ -161,8 +165,14 @@ def forgiving(shown: Sequence[Response]) -> str:
     rates = sorted((each for each in shown if each.setting == RATE), key=_factor, reverse=True)
     if not rates:
         return ""
-    spans = (f"{each.loss} {' to '.join(f'{end:g}' for end in each.span or ())}" for each in rates)
-    return f"How forgiving: the rates within {rates[0].margin:g} of the best are, of {'; of '.join(spans)}."
+    spans = (f"{each.loss} {_span(each)}" for each in rates)
+    margin = f"{rates[0].margin:g} point{'' if rates[0].margin == 1 else 's'}"
+    return f"How forgiving: the rates within {margin} of the best are, of {'; of '.join(spans)}."
+
+
+def _span(response: Response) -> str:
+    low, high = response.span or (0, 0)
+    return f"{low:g} alone" if low == high else f"{low:g} to {high:g}"
 
 
 def _factor(response: Response) -> float:
