@@ -1,11 +1,12 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from polydice.studies.comparison import Comparison, Row, compare
-from polydice.studies.study import Study
-from tests.studies.made_up import GLOBAL, RECIPE, everything, finish, study_in
+from polydice.studies.study import Study, open_study
+from tests.studies.made_up import GLOBAL, ONE_SET, RECIPE, everything, finish, study_in
 
 
 def row(comparison: Comparison, loss: str) -> Row:
@@ -124,3 +125,58 @@ def test_nothing_finished_is_no_error(tmp_path: Path) -> None:
     for each in compare(study_in(tmp_path, lambda run: not everything(run))):
         assert each.highest == ""
         assert all(not row.scores and row.states == {"waiting": row.planned} for row in each.rows)
+
+
+TWO = ONE_SET.replace('baseline = "Dice"', 'baseline = ["Dice", "Focal Tversky"]').replace("[0, 1]", "[0, 1, 2, 3]")
+
+
+def test_every_loss_is_compared_with_every_baseline_and_two_baselines_once(tmp_path: Path) -> None:
+    (found,) = compare(study_in(tmp_path, recipe=TWO))
+    assert {row.loss: list(row.verdicts) for row in found.rows} == {
+        "Dice": [], "Focal Tversky": ["Dice"], "PolyDice-1": ["Dice", "Focal Tversky"]
+    }  # fmt: skip
+    assert {each.comparisons for row in found.rows for each in row.differences.values()} == {3}, "they share one level"
+    poly = row(found, "PolyDice-1")
+    assert poly.verdict.count("PolyDice-1 is better than") == 2
+    assert found.answer.startswith("Take PolyDice-1: it is better than Dice by ")
+    assert found.baseline == "Dice"
+
+
+def test_replicates_with_cuts_of_their_own_are_compared(tmp_path: Path) -> None:
+    """The same runs, once as seeds on one cut, once as replicates: the means are the same, the intervals are not."""
+    nested = study_in(tmp_path / "nested", recipe=ONE_SET.replace("seeds = [0, 1]", "replicates = 2"))
+    crossed = study_in(tmp_path / "crossed", recipe=ONE_SET)
+    for run, other in zip(nested.runs, crossed.runs, strict=True):
+        result = (crossed.run_folder(other) / "result.json").read_text(encoding="utf-8")
+        (nested.run_folder(run) / "result.json").write_text(result, encoding="utf-8")
+    (new,), (old,) = compare(nested), compare(crossed)
+    assert new.nested
+    assert not old.nested
+    for mine, theirs in zip(new.rows[1:], old.rows[1:], strict=True):
+        one, two = mine.differences["dice_foreground"], theirs.differences["dice_foreground"]
+        assert one.mean == pytest.approx(two.mean)
+        assert one.interval is not None
+        assert two.interval is not None
+        assert one.interval != pytest.approx(two.interval, rel=0.01)
+
+
+def test_the_minutes_of_more_replicates_are_those_of_the_runs(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: run.seed == 0, ONE_SET)
+    for path in study.folder.rglob("result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 30.0}))
+    found = row(compare(study)[0], "Focal Tversky").verdicts["Dice"]
+    runs = 3 * (1 + 1 + 2)  # of a seed: three folds, PolyDice-1 with two values
+    assert (found.kind, found.more, found.minutes) == ("too few runs", 2, 2 * runs / 2)
+
+
+def test_a_study_of_before_has_its_tables() -> None:
+    """One seed has no verdict any more, and three seeds have one where their interval excludes 0."""
+    results = Path(__file__).parents[2] / "results" / "paper"
+    (small,), (acdc,) = (compare(open_study(results / name)) for name in ("gradient-small", "question-acdc"))
+    assert (small.weights, small.score, small.nested) == ("best", "dice_global", False)
+    assert {each.kind for line in small.rows for each in line.verdicts.values()} == {"too few runs"}
+    assert row(small, "2 × Dice").differences["dice_global"].mean == pytest.approx(0.0213, abs=5e-5)
+    detached = row(acdc, "PolyDice-1 detached, ε = 0.5").verdicts["Dice"]
+    assert detached.kind == "better"
+    assert detached.mean == pytest.approx(1.31, abs=0.005)
+    assert row(acdc, "PolyDice-1, ε = 0.5").verdicts["Dice"].kind == "undecided"

@@ -63,6 +63,15 @@ def test_a_group_that_a_replicate_does_not_test_has_no_share_in_it() -> None:
     assert found.shares == pytest.approx(np.array([[-0.05, 0.05, 0], [0, -0.1, 0.1]]))
 
 
+def test_a_group_in_two_folds_is_one_all_the_same() -> None:
+    """As frames of a video that contiguous folds have cut."""
+    apart = [binary(0, 0, [0.5, 0.7], ["a", "b"]), binary(0, 1, [0.9, 0.6], ["c", "d"])]
+    cut = [apart[0], apart[1]._replace(groups=("b", "d"))]
+    for nested in (False, True):
+        whole, found = (scored(runs, "dice_case", nested).shares[0] for runs in (apart, cut))
+        assert found == pytest.approx(np.array([whole[0], whole[1] + whole[2], whole[3]]))
+
+
 @all_scores
 def test_the_order_of_runs_and_of_cases_does_not_matter(score: Score) -> None:
     own, other = random_runs(3, 5, draw=1), random_runs(3, 5, draw=2)

@@ -67,7 +67,7 @@ def crossed(values: Floats, shares: Floats) -> Noise:
     rest = values - by_seed[..., None] - by_fold[..., None, :] + values.mean((-1, -2))[..., None, None]
     left = (seeds - 1) * (folds - 1)
     runs = _part((rest**2).sum((-1, -2)) / max(left, 1) / (seeds * folds), left)
-    data = _added(runs, _together(shares, groups - folds))
+    data = _added(runs, _together(shares, max(groups - folds, 0)))
     if folds > 1:
         between = _part(by_fold.var(-1, ddof=1) / folds, folds - 1)
         data = _either(_stands_out(between, data), between, _pooled(between, data))

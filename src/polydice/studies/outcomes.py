@@ -51,15 +51,18 @@ def scored(outcomes: Sequence[Outcome], score: Score, nested: bool) -> Scored:
         _same_cases(run, table[replicates[0], run.fold], "two seeds")
     names = {name: place for place, name in enumerate(sorted({each for run in outcomes for each in run.groups}))}
     values = np.empty((len(replicates), len(folds)))
-    slopes = np.zeros((len(replicates), len(names)))
+    # A split that does not keep groups together has one in several folds: in each it is a part of its own at first.
+    slopes = np.zeros((len(replicates), len(folds), len(names)))
     fold_of = np.full(slopes.shape, -1)
     for row, column in np.ndindex(values.shape):
         run = table[replicates[row], folds[column]]
         own = [names[name] for name in run.groups]
         values[row, column], by_case = _score(run, score)
-        np.add.at(slopes[row], own, by_case)
-        fold_of[row, own] = column
-    return Scored(values, shares_of(values, slopes, fold_of, nested))
+        np.add.at(slopes[row, column], own, by_case)
+        fold_of[row, column, own] = column
+    flat = (len(replicates), -1)
+    shares = shares_of(values, slopes.reshape(flat), fold_of.reshape(flat), nested)
+    return Scored(values, shares.reshape(slopes.shape).sum(1))
 
 
 def shares_of(values: Floats, slopes: Floats, fold_of: NDArray[np.int64], nested: bool) -> Floats:
