@@ -62,7 +62,7 @@ def test_what_is_undecided_is_told_with_what_decides_it() -> None:
 def test_one_replicate_is_no_answer() -> None:
     verdicts = {"Dice": {}, "A": {"Dice": found("too few runs", 5.0, 2, 60.0)}}
     assert answered(verdicts, "Dice", {}, []) == (
-        "Too few runs for an answer: it takes at least 2 more replicates (about 60 minutes)."
+        "Too few runs for an answer: 2 more replicates (about 60 minutes) should give one."
     )
     assert answered({"Dice": {}}, "Dice", {}, []) == "There is nothing to compare yet."
 

@@ -118,7 +118,7 @@ def answered(
     if not every:
         return "There is nothing to compare yet."
     if all(each.kind == "too few runs" for each in every):
-        return f"Too few runs for an answer: it takes at least {enough(max(every, key=_replicates))}."
+        return f"Too few runs for an answer: {_more(every)} give one."
     ahead = [loss for loss, own in verdicts.items() if own and all("better" in each.kind for each in own.values())]
     parts = []
     if ahead:
@@ -153,11 +153,7 @@ def _more(undecided: Sequence[Verdict]) -> str:
     """What decides all of them."""
     if any(each.more is None for each in undecided):
         return f"not even {MOST} replicates are sure to"
-    return f"{enough(max(undecided, key=_replicates))} should"
-
-
-def _replicates(undecided: Verdict) -> int:
-    return undecided.more or 0
+    return f"{enough(max(undecided, key=lambda each: each.more or 0))} should"
 
 
 def forgiving(shown: Sequence[Response]) -> str:

@@ -16,7 +16,7 @@ Kind = Literal[
     "too few runs",  # one replicate, or an interval that no difference of scores can have
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MANY, MOST = 3, 30  # replicates to begin with, and more than anybody would train
+MANY, MOST = 3, 30  # replicates to begin with, and as many as anybody would train
 
 
 class Verdict(NamedTuple):
@@ -37,15 +37,17 @@ class Verdict(NamedTuple):
 
 def verdict(found: Difference, margin: float, minutes_each: float | None = None) -> Verdict:
     """`margin` in points; `minutes_each` is what the runs of one replicate take."""
-    mean, interval = 100 * found.mean, found.interval
-    if found.noise is None or interval is None:
-        least = MANY - 1 if found.noise is None else _one(missing(found.noise, margin, found.comparisons)) or 1
-        return Verdict("too few runs", mean, None, None, margin, least, minutes_each and least * minutes_each)
-    wide, narrow = (100 * half_width(found.noise, level, found.comparisons) for level in (LEVEL, NARROW))
-    kind = KINDS[int(kinds(np.array(mean), wide, narrow, margin))]
-    more = _one(missing(found.noise, margin, found.comparisons)) if kind == "undecided" else None
-    low, high = (100 * end for end in interval)
-    return Verdict(kind, mean, low, high, margin, more, more and minutes_each and more * minutes_each)
+    mean, interval, kind = 100 * found.mean, found.interval, KINDS[-1]
+    more: int | None = MANY - found.replicates  # where nothing is known of the noise
+    if found.noise is not None:
+        wide, narrow = (100 * half_width(found.noise, level, found.comparisons) for level in (LEVEL, NARROW))
+        kind = kind if interval is None else KINDS[int(kinds(np.array(mean), wide, narrow, margin))]
+        more = int(missing(found.noise, margin, found.comparisons)) or None
+    low, high = (None, None) if interval is None else (100 * end for end in interval)
+    told = Verdict(kind, mean, low, high, margin)
+    if told.sure or more is None:
+        return told
+    return told._replace(more=more, minutes=None if minutes_each is None else more * minutes_each)
 
 
 def kinds(mean: Floats, wide: Floats, narrow: Floats, margin: float) -> NDArray[np.int64]:
@@ -65,10 +67,6 @@ def missing(noise: Noise, margin: float, comparisons: int) -> NDArray[np.int64]:
         widths = sum(half_width(noise, level, comparisons, replicates) for level in (LEVEL, NARROW))
         found = np.where(100 * widths < margin, replicates - noise.replicates, found)
     return found
-
-
-def _one(more: NDArray[np.int64]) -> int | None:
-    return int(more) or None
 
 
 def in_words(found: Verdict, loss: str, baseline: str) -> str:
