@@ -1,4 +1,4 @@
-"""What the losses are held against: plain definitions in 50 digits (mpmath) and plain dense sums (torch).
+"""What the losses are held against: plain definitions in 50 digits (mpmath). `polydice.kernels.reference` has the sums.
 
 Nothing here is rearranged for the sake of digits: c = (2I + δ)/(2r + δ), or I/r of the angle alone, θ = arccos c. The
 digits make up for it.
@@ -11,14 +11,12 @@ import pytest
 import torch
 from mpmath import mp, mpf
 from torch import Tensor
-from torch.nn import functional as F
 
 from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
     FocalTverskyLoss,
-    PixelSums,
     PolyCE1Loss,
     PolyDice1Loss,
     PolyDiceLoss,
@@ -317,16 +315,3 @@ def dense_masks(target: Tensor, classes: int, first_label: int = 0) -> Tensor:
     """Labels `[B, N]` to float64 masks `[B, C, N]`."""
     channels = torch.arange(first_label, first_label + classes)
     return (target.unsqueeze(1) == channels.unsqueeze(1)).double()
-
-
-def dense_sums(logits: Tensor, y: Tensor, activation: str, weight: Tensor | None = None) -> PixelSums:
-    """The sums in float64 from dense tensors, `[B, C, N]`, as anybody would write them; weight `[B, N]`."""
-    x, y = logits.double(), y.double()
-    w = torch.ones(x.shape[0], 1, x.shape[2], dtype=torch.float64) if weight is None else weight.double().unsqueeze(1)
-    p = {"softmax": lambda: x.softmax(1), "sigmoid": x.sigmoid, "none": lambda: x}[activation]()
-    if activation == "softmax":
-        ce = -y * x.log_softmax(1)
-    else:
-        ce = F.binary_cross_entropy_with_logits(x, y, reduction="none") if activation == "sigmoid" else None
-    terms = (y * p, p, p * p, y, y * y, (y - p).square(), ce, torch.ones_like(p))
-    return PixelSums(*(None if term is None else (w * term).sum(2) for term in terms), labels=False)

@@ -390,6 +390,17 @@ def test_weights_and_kappa_are_buffers_and_may_be_set() -> None:
     assert repr(loss) == "TvMFDiceLoss(kappa=[5.0, 6.0, 7.0], weight=[1.0, 1.0, 1.0])"
 
 
+@pytest.mark.parametrize("weight", [[1.0, -1.0, 1.0], [1.0, math.nan, 1.0], [0.0, 0.0, 0.0]])
+def test_weights_that_are_set_are_checked_as_those_that_are_given(weight: list[float]) -> None:
+    loss = DiceLoss(weight=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="weight must"):
+        loss.weight = torch.tensor(weight)
+    saved = {"weight": torch.tensor(weight)}
+    with pytest.raises((ValueError, RuntimeError), match="weight must"):
+        loss.load_state_dict(saved, assign=True)
+    assert loss.weight.tolist() == [1, 2, 3]
+
+
 def test_where_a_loss_is_computed_may_be_set_and_is_checked() -> None:
     x, labels = batch_of()
     loss = DiceLoss() + CrossEntropyLoss()

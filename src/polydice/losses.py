@@ -6,6 +6,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from polydice.arguments import check_option, flag, not_negative, number
 from polydice.base import (
     DEFAULT_SMOOTH,
     AveragedLoss,
@@ -15,9 +16,6 @@ from polydice.base import (
     RegionLoss,
     RegionOptions,
     check_per_class,
-    flag,
-    not_negative,
-    number,
 )
 from polydice.geometry import (
     TINY,
@@ -29,7 +27,7 @@ from polydice.geometry import (
     ratio,
     squared_angle,
 )
-from polydice.sums import PixelSums, check_option
+from polydice.kernels.fields import Form, PixelSums
 
 SCALES = ("coupled", "detached", "none")
 
@@ -55,10 +53,10 @@ class DiceLoss(RegionLoss):
         volumes = sums.target + sums.prediction
         return ratio(volumes - 2 * sums.intersection, volumes + self.smooth)
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return (
-            ("ratio", (self.smooth, 0, 0, 0), ()) if self.squared else ("overlap", (0.5, 0.5, self.smooth / 2, 1), ())
-        )
+    def fused_form(self) -> Form | None:
+        if self.squared:
+            return Form("ratio", (self.smooth, 0, 0, 0))
+        return Form("overlap", (0.5, 0.5, self.smooth / 2, 1))
 
 
 class PolyDiceLoss(RegionLoss):
@@ -93,12 +91,10 @@ class PolyDiceLoss(RegionLoss):
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return (
-            None
-            if self.scale == "none"
-            else ("polynomial", (self.smooth, self.scale == "detached", 0, 0), self.coefficients)
-        )
+    def fused_form(self) -> Form | None:
+        if self.scale == "none":
+            return None
+        return Form("polynomial", (self.smooth, self.scale == "detached", 0, 0), self.coefficients)
 
 
 class DropDiceLoss(PolyDiceLoss):
@@ -144,8 +140,8 @@ class TverskyLoss(RegionLoss):
         wrong = self.alpha * (sums.prediction - overlap) + self.beta * (sums.target - overlap)
         return ratio(wrong, overlap + wrong + self.smooth)
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return ("overlap", (self.alpha, self.beta, self.smooth, 1), ())
+    def fused_form(self) -> Form | None:
+        return Form("overlap", (self.alpha, self.beta, self.smooth, 1))
 
 
 class FocalTverskyLoss(TverskyLoss):
@@ -164,8 +160,8 @@ class FocalTverskyLoss(TverskyLoss):
         perfect = base < TINY
         return torch.where(perfect, 0, torch.where(perfect, 1, base) ** (1 / self.gamma))
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return ("overlap", (self.alpha, self.beta, self.smooth, 1 / self.gamma), ())
+    def fused_form(self) -> Form | None:
+        return Form("overlap", (self.alpha, self.beta, self.smooth, 1 / self.gamma))
 
 
 class TvMFDiceLoss(AveragedLoss):
@@ -250,8 +246,8 @@ class CrossEntropyLoss(Loss):
             return (sums.pixels if self.include_background else sums.pixels[:, 1:]).sum()
         return (weight * sums.target).sum() if sums.labels else sums.pixels[:, 0].sum()
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return ("entropy", (0, 0, 0, 0), ())
+    def fused_form(self) -> Form | None:
+        return Form("entropy", (0, 0, 0, 0))
 
 
 class PolyCE1Loss(CrossEntropyLoss):
@@ -270,5 +266,5 @@ class PolyCE1Loss(CrossEntropyLoss):
             missed = missed + sums.prediction - sums.intersection
         return sums.cross_entropy + self.epsilon * missed
 
-    def fused_form(self) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
-        return ("entropy", (self.epsilon, 0, 0, 0), ())
+    def fused_form(self) -> Form | None:
+        return Form("entropy", (self.epsilon, 0, 0, 0))

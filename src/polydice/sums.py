@@ -1,36 +1,20 @@
-"""The pass over the pixels: `(logits, target)` to a few sums per image and class. It checks what it is given."""
+"""The pass over the pixels, as anybody may use it: `(logits, target)` to a few sums per image and class."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from polydice.kernels import eager, op
+from polydice.arguments import check_option
+from polydice.kernels.fields import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, Options, PixelSums
+from polydice.kernels.plan import plan_sums
 
-ACTIVATIONS = eager.ACTIVATIONS
-IMPLEMENTATIONS = ("auto", "fused", "eager")
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
 
-
-_UNWANTED: Any = None
-
-
-class PixelSums(NamedTuple):
-    """Sums over the pixels of one image, for each class: `[B, C]` each, `None` where not wanted. ŷ is the prediction
-    after the activation, y the target; a float mask weighs every pixel's part."""
-
-    intersection: Tensor = _UNWANTED  # Σ y·ŷ
-    prediction: Tensor = _UNWANTED  # Σ ŷ
-    prediction_sq: Tensor = _UNWANTED  # Σ ŷ²
-    target: Tensor = _UNWANTED  # Σ y
-    target_sq: Tensor = _UNWANTED  # Σ y²
-    error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
-    cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
-    pixels: Tensor = _UNWANTED  # pixels not ignored
-    labels: bool = True  # whether the target was class labels (else masks)
-
-
-FIELDS = eager.FIELDS
+__all__ = ["ACTIVATIONS", "FIELDS", "IMPLEMENTATIONS", "PixelSums", "check_option", "pixel_sums"]
 
 
 def pixel_sums(
@@ -59,50 +43,29 @@ def pixel_sums(
     check_option("activation", activation, ACTIVATIONS)
     check_option("impl", impl, IMPLEMENTATIONS)
     _check_want(want, activation)
-    given = prepare(logits, target, mask, eager.Options(activation, ignore_index, tuple(want)), impl)
-    return unstack(given.stacked().to(result_dtype(logits)), given.options.want, given.labels)
+    plan = plan_sums(logits, target, mask, Options(activation, ignore_index, tuple(want)), impl)
+    return plan.unstack(plan.sums(logits, target, mask).to(plan.dtype))
 
 
-def result_dtype(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+def over_processes(sums: Tensor, group: "ProcessGroup") -> Tensor:
+    total: Tensor = _AllReduce.apply(sums, group)  # type: ignore[no-untyped-call]
+    return total
 
 
-def unstack(stacked: Tensor, want: Sequence[str], labels: bool) -> PixelSums:
-    return PixelSums(**dict(zip(want, stacked.unbind(), strict=True)), labels=labels)
+class _AllReduce(torch.autograd.Function):
+    """The sum over the processes. Each process's loss depends on every process's pixels, so the gradients are summed
+    too: they are the world size times those of one process, which is what DDP's mean divides by."""
 
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: "ProcessGroup") -> Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
 
-class Pass(NamedTuple):
-    """A pass that has been checked."""
-
-    logits: Tensor
-    target: Tensor
-    mask: Tensor | None
-    options: eager.Options
-    labels: bool
-    fused: bool
-
-    def stacked(self) -> Tensor:
-        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
-        activation, ignore_index, want = self.options
-        flat = eager.flatten(self.logits, self.target, self.mask, self.labels)
-        sums: Tensor = op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
-        return sums
-
-
-def prepare(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.Options, impl: str) -> Pass:
-    """Checks the tensors, but for their values."""
-    labels = _check(logits, target, mask, options)
-    obstacle = op.fused_obstacle(logits)
-    if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
-        op.warn_without_triton()
-    if impl == "fused" and obstacle:
-        raise ValueError(f"impl='fused' is not possible here: {obstacle}")
-    return Pass(logits, target, mask, options, labels, impl != "eager" and not obstacle)
-
-
-def check_option(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllReduce.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 def _check_want(want: Sequence[str], activation: str) -> None:
@@ -112,48 +75,3 @@ def _check_want(want: Sequence[str], activation: str) -> None:
         raise ValueError(f"want must name each sum once, and at least one: {tuple(want)}")
     if "cross_entropy" in want and activation == "none":
         raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
-
-
-def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: eager.Options) -> bool:
-    """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
-    for name, value in (("logits", logits), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor: {type(value).__name__}")
-    if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError(f"mask must be a tensor: {type(mask).__name__}; torch.as_tensor makes one")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating: {_show(logits, target)}")
-    if logits.ndim < 2:
-        raise ValueError(f"logits must be [B, C, *spatial]: {_show(logits, target)}")
-    if target.device != logits.device or (mask is not None and mask.device != logits.device):
-        others = f"target on {target.device}" + ("" if mask is None else f", mask on {mask.device}")
-        raise ValueError(f"logits are on {logits.device}, {others}")
-    batch, classes, *spatial = logits.shape
-    if classes == 0:
-        raise ValueError(f"logits have no channel: {_show(logits, target)}")
-    if options.activation == "softmax" and classes == 1:
-        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
-    integer = eager.is_integer(target)
-    plane = ([batch, *spatial], [batch, 1, *spatial])
-    labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
-    if not labels and (target.shape != logits.shape or target.is_complex()):
-        hint = "" if integer or list(target.shape) not in plane else "; class labels must be integers: target.long()"
-        raise ValueError(
-            f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
-            f"{_show(logits, target)}{hint}"
-        )
-    if not labels and options.ignore_index is not None:
-        raise ValueError(
-            f"ignore_index={options.ignore_index} needs labels; pass mask= to leave out pixels of masks: "
-            f"{_show(logits, target)}"
-        )
-    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask must be boolean, or floating to weigh pixels: {_show(logits, target, mask)}")
-    if mask is not None and list(mask.shape) not in plane:
-        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: {_show(logits, target, mask)}")
-    return labels
-
-
-def _show(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> str:
-    given = {"logits": logits, "target": target} | ({} if mask is None else {"mask": mask})
-    return ", ".join(f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in given.items())

@@ -15,7 +15,8 @@ from polydice import (
     PolyDice1Loss,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels.op import fused_obstacle
+from polydice.kernels.fields import FIELDS, Options
+from polydice.kernels.plan import fused_obstacle
 
 pytestmark = pytest.mark.skipif(
     "Triton" in fused_obstacle(torch.zeros(1)) or os.environ.get("TRITON_INTERPRET") == "1",
@@ -43,18 +44,22 @@ def compiled(launch: Any, *dtypes: torch.dtype) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
 
 
-def plan(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool) -> Any:
-    from polydice.kernels.fused import Layout, Term, plan_loss
+def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool) -> Any:
+    from polydice.kernels.fused import Formula, FormulaTerm, TensorSpec, loss_launches
 
-    terms = loss.terms if isinstance(loss, LossSum) else [(1.0, loss)]
-    described = tuple(Term(*(term.fused_form() or ()), factor, True, False) for factor, term in terms)
-    host = torch.device("cpu")
-    logits = Layout((2, classes, 6, 10), (60 * classes, 60, 10, 1), dtype, host)
-    target = Layout((2, 6, 10), (60, 10, 1), torch.int64, host) if labels else logits._replace(dtype=torch.uint8)
-    first = terms[0][1]
-    found = plan_loss(
-        described, logits, target, None, labels, first.activation, None, mean=True, over_batch=False, weighted=False
+    terms = [(factor, term.fused_form(), term.want) for factor, term in loss.terms]
+    formula = Formula(
+        tuple(FormulaTerm(form, factor, background=True, skip_absent=False) for factor, form, _ in terms),
+        mean=True,
+        over_batch=False,
+        weighted=False,
     )
+    host = torch.device("cpu")
+    logits = TensorSpec((2, classes, 6, 10), (60 * classes, 60, 10, 1), dtype, host)
+    target = TensorSpec((2, 6, 10), (60, 10, 1), torch.int64, host) if labels else logits._replace(dtype=torch.uint8)
+    want = {"target" if labels and name == "target_sq" else name for *_, wanted in terms for name in wanted}
+    options = Options(loss.terms[0][1].activation, None, tuple(name for name in FIELDS if name in want))
+    found = loss_launches(formula, options, labels, logits, target, None)
     assert found is not None
     return found
 
@@ -72,7 +77,7 @@ def plan(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool) -
     ids=repr,
 )
 def test_tail(loss: Loss | LossSum) -> None:
-    kernel = compiled(plan(loss, 5, torch.float32, labels=True).tail, *[torch.float32] * 3)
+    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, *[torch.float32] * 3)
     assert kernel.asm["cubin"]
 
 
@@ -90,9 +95,9 @@ def test_tail(loss: Loss | LossSum) -> None:
 def test_pass(classes: int, activation: str, labels: bool) -> None:
     dtype = torch.bfloat16 if classes == 118 else torch.float32
     loss = PolyDice1Loss(0.5, activation=activation) + CrossEntropyLoss(activation=activation)
-    launches = plan(loss, classes, dtype, labels).over_pixels
+    over_pixels = launches(loss, classes, dtype, labels).over_pixels
     target = torch.int64 if labels else torch.uint8
-    forward = compiled(launches.forward, dtype, target, dtype, torch.float32)
-    backward = compiled(launches.backward, torch.float32, torch.float32, dtype, target, dtype, dtype)
+    forward = compiled(over_pixels.forward, dtype, target, dtype, torch.float32)
+    backward = compiled(over_pixels.backward, torch.float32, torch.float32, dtype, target, dtype, dtype)
     assert forward.asm["cubin"]
     assert backward.asm["cubin"]

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
-from polydice.kernels import eager, op
+from polydice.kernels import eager
 from polydice.sums import FIELDS
 from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
 
@@ -179,21 +179,6 @@ def test_forward_mode_and_second_derivatives_are_refused_in_words() -> None:
                 refused()
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="not forwards"):
         loss(forward_ad.make_dual(x, x))
-
-
-# Which kernels
-
-
-def test_without_triton_cuda_tensors_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "_TRITON_OBSTACLE", "Triton 3.2.0 is older than 3.6")
-    op.warn_without_triton.cache_clear()
-    with FakeTensorMode():  # a CUDA tensor, but for its memory
-        x, labels = torch.empty(2, 3, 8, device="cuda"), torch.zeros(2, 8, device="cuda", dtype=torch.long)
-        DiceLoss(impl="eager")(x, labels)
-        with pytest.warns(UserWarning, match=r"kernels are not used: Triton 3.2.0 is older than 3.6\. .* plain pass"):
-            DiceLoss()(x, labels)
-        DiceLoss()(x, labels)
-    op.warn_without_triton.cache_clear()
 
 
 # One pass

@@ -21,8 +21,8 @@ from polydice import (
     pixel_sums,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels import eager
-from polydice.kernels.eager import FIELDS, Options
+from polydice.kernels import eager, reference
+from polydice.kernels.fields import FIELDS, Options
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -365,16 +365,16 @@ def test_weights_elsewhere_never_reach_a_kernel() -> None:
 
 
 def test_a_launch_refuses_weights_of_another_device_or_type() -> None:
-    from polydice.base import _plan
+    from polydice.kernels.plan import plan_loss
 
     logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
     loss = DiceLoss(weight=[1.0, 2.0, 3.0]).to(DEVICE)
-    plan = _plan([(1.0, loss)], logits, target, None)
-    assert plan is not None
+    launches = plan_loss([(1.0, loss)], logits, target, None).launches
+    assert launches is not None
     right = torch.ones(1, 3, dtype=torch.float64, device=DEVICE)
     for wrong in (right.to("cpu" if GPU else "meta"), right.float()):
         with pytest.raises(ValueError, match="weights for logits on"):
-            plan(logits, target, None, wrong)
+            launches(logits, target, None, wrong)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded"])
@@ -538,3 +538,21 @@ def test_offsets_beyond_32_bits() -> None:
 def test_tensors_on_another_device_than_the_current() -> None:
     logits, target = torch.randn(2, 3, 64, device="cuda:1"), torch.randint(0, 3, (2, 64), device="cuda:1")
     assert relative(DiceLoss()(logits, target).cpu(), DiceLoss()(logits.cpu(), target.cpu())) < 1e-6
+
+
+@pytest.mark.parametrize(("activation", "target"), KINDS)
+def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -> None:
+    logits, given = example((2, 3, 41), target, activation, torch.float32)
+    mask = torch.rand(2, 41, device=DEVICE) * (torch.rand(2, 41, device=DEVICE) > 0.3)
+    logits.requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    found = pixel_sums(logits, given, activation=activation, mask=mask, impl="fused")
+    expected = reference.pixel_sums(exact, given, activation=activation, mask=mask)
+    totals = []
+    for sums in (found, expected):
+        each = [(k + 1) * value.sum() for k, value in enumerate(sums[:-1]) if value is not None]
+        totals.append(sum(each))
+    for ours, theirs in zip(found[:-1], expected[:-1], strict=True):
+        assert theirs is None or relative(ours, theirs) < 1e-5
+    gradients = [torch.autograd.grad(total, x)[0] for total, x in zip(totals, (logits, exact), strict=True)]
+    assert relative(*gradients) < 1e-5

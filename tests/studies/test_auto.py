@@ -24,7 +24,8 @@ def test_network_and_sizes_follow_the_data_and_the_machine(tmp_path: Path) -> No
     assert "width" not in large, "the network's own"
     assert (solid["model"], solid["patch"]) == ("unet3d", [24, 24, 24])
     assert "patch" not in suited(volumes, "gpu")
-    assert suited(volumes, "cpu", "unet")["model"] == "unet"
+    assert suited(volumes, "cpu", {"model": "unet"})["model"] == "unet"
+    assert suited(images, "cpu", {"epochs": 40})["validate_every"] == 2
 
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -52,12 +53,17 @@ def test_a_command_can_change_a_recipe(tmp_path: Path) -> None:
     recipe = parse(completed(COMPARE, folder, None, changes)[0])
     settings = recipe.settings(next(recipe.runs()), Path("d"), Path("o"))
     assert (settings.epochs, settings.folds, settings.model) == (7, 4, "transunet")
+    assert list(recipe.models) == ["transunet"]
     assert (len(recipe.replicates), recipe.margin, recipe.folds) == (5, 0.5, (0, 1, 2, 3))
     assert [variant.value for variant in recipe.losses["Dice"]] == ["rate=0.1", "rate=0.2"]
     seeds = parse(completed(COMPARE, folder, None, ["seeds=[0,1]", "rate=0.02", "folds=[0]"])[0])
     assert (seeds.nested, seeds.folds, list(seeds.tuning())) == (False, (0,), [])
     with pytest.raises(RecipeError, match=r"unet3d takes volumes, and .* holds images"):
         completed(COMPARE, folder, None, ["model=unet3d"])
+    with pytest.raises(ValueError, match="epochs must be a whole number and must be at least 1: 'many'"):
+        completed(COMPARE, folder, None, ["epochs=many"])
+    tuned = parse(completed(COMPARE, folder, None, ["batch=[4,8]"])[0])
+    assert len(tuned.losses["Dice"]) == 4 * 2
     demo = packaged()["demo"].read_text(encoding="utf-8")
     for change, problem in (
         ("epochs", "takes NAME=VALUE"),
@@ -90,7 +96,7 @@ def test_compare_takes_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_network_is_chosen_for_one_data_set(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"\[models.auto\] chooses a network for one data set"):
+    with pytest.raises(RecipeError, match=r"\[models.auto\] chooses one network for one data set"):
         completed(COMPARE.replace("[models.auto]", '[datasets.more]\npath = "x"\n[models.auto]'), tmp_path, None, [])
 
 

@@ -177,7 +177,7 @@ def test_settings_that_cannot_be_are_refused_without_a_traceback(
     for wrong, problem in [
         (["--epochs", "0"], "epochs must be at least 1: 0"),
         (["--epochs", "ten"], "--epochs"),
-        (["--model", "resnet"], "--model"),
+        (["--model", "resnet"], "no model is called 'resnet'; there are unet, transunet, unet3d"),
         (["--model", "unet3d", "--norm", "batch"], "unet3d has no norm: batch"),
         (["--colour", "red"], "--colour"),
         (["--save-every", "inf"], "save_every must be finite: inf"),

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from polydice.data.prepare import Preparation
+from polydice.models import MODELS, Model
 from polydice.models.transunet import TransUNet
 from polydice.models.unet import UNet
 from polydice.models.unet3d import UNet3D
@@ -80,7 +82,10 @@ def test_what_is_not_given_is_what_the_optimiser_has() -> None:
         ({"fold": -1}, "fold must lie between 0 and 4: -1"),
         ({"score": "iou"}, "score must be one of dice_foreground, dice_global: iou"),
         ({"weights": "first"}, "weights must be one of last, best: first"),
-        ({"model": "resnet"}, "model must be one of unet, transunet, unet3d: resnet"),
+        (
+            {"model": "resnet"},
+            f"no model is called 'resnet'; there are {', '.join(MODELS)}, or yours as module:Class",
+        ),
         ({"model": "unet3d", "norm": "batch"}, "unet3d has no norm: batch"),
         ({"model": "unet3d", "deep_supervision": True}, "unet3d has no deep supervision: True"),
         ({"model": "transunet", "width": 32}, "transunet has no width: 32"),
@@ -146,6 +151,26 @@ def test_the_data_set_is_prepared_as_the_settings_say() -> None:
 
 def test_only_unet3d_is_trained_on_volumes() -> None:
     assert [replace(SETTINGS, model=name).dims for name in ("unet", "transunet", "unet3d")] == [2, 2, 3]
+
+
+def test_what_a_network_takes_is_what_its_entry_in_the_registry_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "mine", Model("torch.nn:Conv3d", 3, ("depth",)))
+    mine = replace(SETTINGS, model="mine", depth=2, patch=(8, 8, 8))
+    assert (mine.dims, mine.model_options) == (3, {"depth": 2})
+    with pytest.raises(ValueError, match=r"^mine has no width: 4$"):
+        replace(mine, width=4)
+
+
+def test_options_may_follow_the_name() -> None:
+    assert replace(SETTINGS, model="unet(width=8, norm='instance')", depth=2).model_options == {"depth": 2}
+    for wrong, problem in [
+        ("unet(colour=8)", ": got an unexpected keyword argument 'colour'; it is called as UNet(channels: int, "),
+        ("unet(8)", ": options are given by name, as in unet(width=8)"),
+        ("unet(width=x)", " is no name, nor one with options: 'x' is neither a number nor a text"),
+        ("my net", " is no name, nor one with options: invalid syntax"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"model {wrong!r}{problem}")):
+            replace(SETTINGS, model=wrong)
 
 
 def test_what_was_saved_is_no_difference() -> None:

@@ -1,3 +1,4 @@
+import ast
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_volumes_are_seen_through_windows_of_the_patch(shape: tuple[int, int, in
     found = Network(model, patch=(16, 16, 16)).segment(volume)
     assert torch.equal(found[0], (volume[0, 0] > 0.5).to(torch.uint8))
     assert model.sizes == {(16, 16, 16)}
+
+
+def test_there_is_one_way_through_windows_and_one_to_a_confusion_matrix() -> None:
+    """Validation, test and prediction cannot differ."""
+    names = ("sliding_window_inference", "confusion")
+    called = [
+        (node.func.id, path.name)
+        for path in Path(inference.__file__).parents[1].rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+    assert sorted(called) == [("confusion", "inference.py"), ("sliding_window_inference", "inference.py")]
 
 
 @pytest.mark.parametrize(

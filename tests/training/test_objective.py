@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
 from polydice import CrossEntropyLoss, DiceLoss, TvMFDiceLoss
-from polydice.training.objective import adapt_kappa, objective, supervised
+from polydice.training.mixed import Mixed
+from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
 from polydice.training.processes import Process
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -63,3 +65,25 @@ def test_kappa_is_adapted_wherever_there_is_one() -> None:
     adapt_kappa(2 * term + CrossEntropyLoss(), torch.tensor([1.0, 0.5, float("nan")]))
     assert term.kappa.tolist() == [32.0, 16.0, 0.0]
     adapt_kappa(DiceLoss(), torch.tensor([1.0, 0.5]))  # nothing to do
+
+
+class Grouped(nn.Module):
+    process_group = None
+
+
+def test_a_loss_of_another_package_must_know_of_other_processes() -> None:
+    two = Process(0, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"2 processes have a part of each batch, and torch.nn:Cross.* has no"):
+        objective("DiceLoss() + torch.nn:CrossEntropyLoss()", two)
+    loss = objective(f"DiceLoss() + {__name__}:Grouped()", two)
+    assert isinstance(loss, Mixed)
+    assert isinstance(loss.others[0].module, Grouped)
+
+
+def test_kappa_is_adapted_beside_a_loss_of_another_package() -> None:
+    loss = objective("TvMFDiceLoss(kappa=1.0) + torch.nn:CrossEntropyLoss()", ALONE)
+    assert has_kappa(loss)
+    adapt_kappa(loss, torch.tensor([1.0, 0.5]))
+    assert isinstance(loss, Mixed)
+    assert loss.own.terms[0][1].kappa.tolist() == [32.0, 16.0]
+    assert not has_kappa(objective("torch.nn:CrossEntropyLoss()", ALONE))

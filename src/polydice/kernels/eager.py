@@ -1,4 +1,4 @@
-"""The pass over the pixels in plain torch: any device, any floating type, and the reference for the fused kernels.
+"""The pass over the pixels in plain torch: any device, any floating type. `reference.py` says what it computes.
 
 The pixels are visited in blocks. Each block is activated, compared with its target and summed while it is in cache,
 so nothing of the logits' size is made, forward or backward. The sums leave in float64 where the device has it:
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from polydice.kernels.fields import Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
@@ -25,22 +27,7 @@ LARGEST = 2.0**120  # slope of a sum: a few of them can be added up in float32
 # without the float64 copy of everything that `sum(dtype=...)` makes.
 RUN = 256
 
-
-ACTIVATIONS = ("softmax", "sigmoid", "none")
-FIELDS = (
-    "intersection", "prediction", "prediction_sq", "target", "target_sq", "error_sq", "cross_entropy", "pixels",
-)  # fmt: skip
-
-
 IN_PLACE = {"prediction", "prediction_sq", "target", "target_sq", "error_sq"}
-
-
-class Options(NamedTuple):
-    """What the pass is asked for. `want` names the sums, in the order in which they come out."""
-
-    activation: str
-    ignore_index: int | None
-    want: tuple[str, ...]
 
 
 class Block(NamedTuple):

@@ -5,7 +5,6 @@ worked out once and kept: a call makes its key, allocates, and hands over pointe
 """
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from polydice.kernels.eager import ACTIVATIONS, FIELDS, Options, flatten, sum_dtype
+from polydice.kernels.eager import flatten, sum_dtype
+from polydice.kernels.fields import ACTIVATIONS, FIELDS, Form, Options
 from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.tiles import fitting, resident, tile
@@ -27,33 +27,25 @@ GATHERED = 8192  # of them at a time
 SERIES_TERMS = 16  # of the squared angle, by halves: the rest is below 2^-44 of it
 
 
-class Term(NamedTuple):
-    """One loss of a weighted sum, in numbers."""
+class FormulaTerm(NamedTuple):
+    """One loss of a weighted sum."""
 
-    kind: str  # one of KINDS
-    numbers: tuple[float, ...]  # four, in the order in which the tail reads them
-    coefficients: tuple[float, ...]  # of a polynomial
+    form: Form
     factor: float
     background: bool
     skip_absent: bool
 
 
-def needed(terms: Sequence[Term], labels: bool, sigmoid: bool) -> tuple[str, ...]:
-    """The sums that these terms are made of. The squares of labels are the labels: one sum does for both."""
-    found: set[str] = set()
-    for term in terms:
-        if term.kind == "overlap":
-            found |= {"intersection", "prediction", "target"}
-        elif term.kind == "entropy":
-            found |= {"cross_entropy", "target" if labels and not sigmoid else "pixels"}
-            if term.numbers[0]:
-                found |= {"intersection", "target", *(["prediction"] if sigmoid else [])}
-        else:
-            found |= {"prediction_sq", "error_sq", "target" if labels else "target_sq"}
-    return tuple(name for name in FIELDS if name in found)
+class Formula(NamedTuple):
+    """What the tail makes of the sums: a weighted sum of losses."""
+
+    terms: tuple[FormulaTerm, ...]
+    mean: bool  # over images and classes, else their sum
+    over_batch: bool
+    weighted: bool  # whether there are weights of classes
 
 
-class Pass(NamedTuple):
+class PixelLaunches(NamedTuple):
     """The two launches over the pixels, and the programs that each image has in them."""
 
     programs: int
@@ -61,10 +53,10 @@ class Pass(NamedTuple):
     backward: Launch
 
 
-class Plan(NamedTuple):
-    """A whole loss."""
+class LossLaunches(NamedTuple):
+    """All launches of a loss, forward and backward, for tensors of certain shapes and types."""
 
-    over_pixels: Pass
+    over_pixels: PixelLaunches
     gather: Launch | None
     tail: Launch
     space: int  # numbers to work in, laid out as `tail` says
@@ -101,29 +93,29 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
     return result
 
 
-def _plain_pass(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Pass:
-    result = layout(torch.empty_like(logits, device="meta"))
-    return _pass(layout(logits), layout(target), None if mask is None else layout(mask), result, options)
+def _plain_pass(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> PixelLaunches:
+    result = spec(torch.empty_like(logits, device="meta"))
+    return _pass(spec(logits), spec(target), None if mask is None else spec(mask), result, options)
 
 
 class FusedLoss(torch.autograd.Function):
-    """A weighted sum of losses, as `plan_loss` has planned it for tensors of just these layouts."""
+    """A weighted sum of losses, by launches that were made for tensors of just these shapes and types."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, plan: Plan
+        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, launches: LossLaunches
     ) -> Tensor:
         device = logits.device
         if weights is not None and (weights.device != device or weights.dtype != torch.float64):
             raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
-        space = torch.empty(plan.space, dtype=torch.float32, device=device)
+        space = torch.empty(launches.space, dtype=torch.float32, device=device)
         loss = torch.empty((), dtype=torch.float32, device=device)
         with current_stream(device) as stream:
-            plan.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
-            if plan.gather is not None:
-                plan.gather(stream, space)
-            plan.tail(stream, space, space if weights is None else weights, loss)
-        ctx.plan, ctx.memory = plan, _memory(logits, target, mask)
+            launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
+            if launches.gather is not None:
+                launches.gather(stream, space)
+            launches.tail(stream, space, space if weights is None else weights, loss)
+        ctx.launches, ctx.memory = launches, _memory(logits, target, mask)
         ctx.save_for_backward(logits, target, mask, space)
         return loss
 
@@ -133,10 +125,11 @@ class FusedLoss(torch.autograd.Function):
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, mask, space = ctx.saved_tensors
         if ctx.memory != _memory(logits, target, mask):
-            return _replanned_backward(ctx.plan, grad, logits, target, mask, space), None, None, None, None
+            return _backward_of_copies(ctx.launches, grad, logits, target, mask, space), None, None, None, None
         result = torch.empty_like(logits)
+        over_pixels = ctx.launches.over_pixels
         with current_stream(logits.device) as stream:
-            ctx.plan.over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
+            over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
         return result, None, None, None, None
 
 
@@ -144,20 +137,20 @@ def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, .
     return logits.data_ptr(), target.data_ptr(), 0 if mask is None else mask.data_ptr()
 
 
-def _replanned_backward(
-    plan: Plan, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, space: Tensor
+def _backward_of_copies(
+    launches: LossLaunches, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, space: Tensor
 ) -> Tensor:
-    """For saved tensors that came back as copies, from the host's memory for one: they may lie differently."""
+    """For saved tensors that came back as copies, from the host's memory for one: their strides may be others."""
     devices = [tensor.device for tensor in (grad, logits, target, mask, space) if tensor is not None]
     if len(set(devices)) > 1:
         raise RuntimeError(f"logits, target or mask changed their device between forward and backward: {devices}")
     batch, classes = logits.shape[:2]
-    slopes = space[: len(plan.options.want) * batch * classes].view(-1, batch, classes)
-    flat = flatten(logits, target, mask, plan.labels)
-    return backward(grad * slopes, *flat, plan.options).view_as(logits)
+    slopes = space[: len(launches.options.want) * batch * classes].view(-1, batch, classes)
+    flat = flatten(logits, target, mask, launches.labels)
+    return backward(grad * slopes, *flat, launches.options).view_as(logits)
 
 
-class Layout(NamedTuple):
+class TensorSpec(NamedTuple):
     """All of a tensor that compilation depends on, but for the alignment of its pointer."""
 
     shape: tuple[int, ...]
@@ -165,7 +158,7 @@ class Layout(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
-    def flat(self, *shape: int) -> "Layout | None":
+    def flat(self, *shape: int) -> "TensorSpec | None":
         """As if it were viewed in another shape; None where that would take a copy."""
         meta = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
         try:
@@ -174,18 +167,17 @@ class Layout(NamedTuple):
             return None
 
 
-def layout(tensor: Tensor) -> Layout:
-    return Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+def spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def plan_loss(
-    terms: tuple[Term, ...], logits: Layout, target: Layout, mask: Layout | None, labels: bool, activation: str,
-    ignore_index: int | None, mean: bool, over_batch: bool, weighted: bool,
-) -> Plan | None:  # fmt: skip
-    """None where the tensors cannot be addressed as `[B, C, N]` and `[B, N]` as they lie."""
+def loss_launches(
+    formula: Formula, options: Options, labels: bool, logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None
+) -> LossLaunches | None:
+    """None where the tensors cannot be addressed as `[B, C, N]` and `[B, N]` as they lie, or have too many classes."""
     batch, classes, *spatial = logits.shape
     count = math.prod(spatial)
-    result = layout(torch.empty_like(torch.empty_strided(*logits[:2], dtype=logits.dtype, device="meta")))
+    result = spec(torch.empty_like(torch.empty_strided(*logits[:2], dtype=logits.dtype, device="meta")))
     flat = [
         logits.flat(batch, classes, count),
         target.flat(batch, count) if labels else target.flat(batch, classes, count),
@@ -194,35 +186,32 @@ def plan_loss(
     ]
     if batch * classes > MOST_ELEMENTS or None in (flat[0], flat[1], flat[3]) or (mask and not flat[2]):
         return None
-    softmax_labels = labels and activation == "softmax"
-    options = Options(activation, ignore_index, needed(terms, labels, activation == "sigmoid"))
-    lump = softmax_labels and not weighted and all(term.background for term in terms)
+    same_weights = not formula.weighted and all(term.background for term in formula.terms)
+    lump = labels and options.activation == "softmax" and same_weights and "cross_entropy" in options.want
     slopes = len(options.want) * batch * classes
     room = slopes + slopes % 2  # float64 numbers begin at even places
-    over_pixels = _pass(*flat, options, 3 * room, lump and "cross_entropy" in options.want, scaled=True)
+    over_pixels = _pass(*flat, options, 3 * room, lump, scaled=True)
     programs = over_pixels.programs
     many = slopes * programs > MOST_PARTIALS
     gathering = _gather(room, slopes, programs, logits.device) if many else None
-    ending = _tail(
-        room, batch, classes, 0 if many else programs, options, terms, mean, over_batch, labels, weighted, logits.device
-    )
-    return Plan(over_pixels, gathering, ending, 3 * room + slopes * programs, options, labels)
+    ending = _tail(formula, options, labels, room, batch, classes, 0 if many else programs, logits.device)
+    return LossLaunches(over_pixels, gathering, ending, 3 * room + slopes * programs, options, labels)
 
 
 @lru_cache(maxsize=1024)
 def _pass(
-    logits: Layout, target: Layout, mask: Layout | None, result: Layout, options: Options, offset: int = 0,
-    lump: bool = False, scaled: bool = False,
-) -> Pass:  # fmt: skip
+    logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None, result: TensorSpec, options: Options,
+    offset: int = 0, lump: bool = False, scaled: bool = False,
+) -> PixelLaunches:  # fmt: skip
     launches = [
         _launch(logits, target, mask, result, options, offset, lump, scaled, backward) for backward in (False, True)
     ]
-    return Pass(launches[0].grid[0] // logits.shape[0], *launches)
+    return PixelLaunches(launches[0].grid[0] // logits.shape[0], *launches)
 
 
 def _launch(
-    logits: Layout, target: Layout, mask: Layout | None, result: Layout, options: Options, offset: int, lump: bool,
-    scaled: bool, backward: bool,
+    logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None, result: TensorSpec, options: Options,
+    offset: int, lump: bool, scaled: bool, backward: bool,
 ) -> Launch:  # fmt: skip
     batch, classes, count = logits.shape
     image, *channel, pixel = target.strides
@@ -270,24 +259,25 @@ def _gather(room: int, sums: int, programs: int, device: torch.device) -> Launch
 
 
 def _tail(
-    room: int, batch: int, classes: int, programs: int, options: Options, terms: tuple[Term, ...], mean: bool,
-    over_batch: bool, labels: bool, weighted: bool, device: torch.device,
+    formula: Formula, options: Options, labels: bool, room: int, batch: int, classes: int, programs: int,
+    device: torch.device,
 ) -> Launch:  # fmt: skip
+    terms, forms = formula.terms, [term.form for term in formula.terms]
     rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
     cells = min(1024, triton.next_power_of_2(len(options.want) * batch * classes))
     constants = {
-        "KIND": tuple(KINDS.index(term.kind) for term in terms),
-        "NUMBERS": tuple(float(number) for term in terms for number in term.numbers),
-        "COEFFICIENTS": (*(value for term in terms for value in term.coefficients), 0.0),  # never empty
-        "BOUNDS": tuple(accumulate((len(term.coefficients) for term in terms), initial=0)),
+        "KIND": tuple(KINDS.index(form.kind) for form in forms),
+        "NUMBERS": tuple(float(number) for form in forms for number in form.numbers),
+        "COEFFICIENTS": (*(value for form in forms for value in form.coefficients), 0.0),  # never empty
+        "BOUNDS": tuple(accumulate((len(form.coefficients) for form in forms), initial=0)),
         "FACTOR": tuple(term.factor for term in terms),
         "BACKGROUND": tuple(int(term.background) for term in terms),
         "SKIP": tuple(int(term.skip_absent) for term in terms),
-        "MEAN": mean,
+        "MEAN": formula.mean,
         "LABELS": labels,
         "SIGMOID": options.activation == "sigmoid",
-        "WEIGHTS": weighted,
-        "OVER_BATCH": over_batch,
+        "WEIGHTS": formula.weighted,
+        "OVER_BATCH": formula.over_batch,
         **_places(options.want),
         "SERIES": SERIES_TERMS,
         "FIELDS": len(options.want),

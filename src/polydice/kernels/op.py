@@ -4,11 +4,7 @@ An operator, so that a tracer sees one node: the loop over blocks is not unrolle
 which depend on data, do not break the graph. Backward is an operator of its own that keeps nothing but the inputs.
 """
 
-import os
-import warnings
 from collections.abc import Sequence
-from functools import cache
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -16,11 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from polydice.kernels import eager
-from polydice.kernels.eager import Options
+from polydice.kernels.fields import Options
 
 _INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
-OLDEST_TRITON = (3, 6)
-FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _library = torch.library.Library("polydice", "DEF")
 _library.define(f"pixel_sums({_INPUTS}) -> Tensor")
 _library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
@@ -117,63 +111,3 @@ for _name, _real, _fake in (
     torch.library.register_fake(f"polydice::{_name}", _fake, lib=_library)
 torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
 torch.library.register_autograd("polydice::pixel_sums_backward", _refuse, lib=_library)
-
-
-def _triton_obstacle() -> str:
-    try:
-        version = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return "Triton is not installed"
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
-        return f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
-    return ""
-
-
-_TRITON_OBSTACLE = _triton_obstacle()
-
-
-@cache
-def warn_without_triton() -> None:
-    """Says once why CUDA tensors take the plain pass: it is right, and several times slower."""
-    if _TRITON_OBSTACLE:
-        warnings.warn(
-            f"polydice's fused kernels are not used: {_TRITON_OBSTACLE}. The losses take the plain pass, with the same "
-            "result; impl='eager' does so without this warning",
-            stacklevel=2,
-        )
-
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def may_fuse(logits: object, target: object, mask: object) -> bool:
-    """Whether a whole loss may go to the kernels, which are given raw pointers: plain tensors on a device of theirs.
-
-    Not those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere. These make
-    the pass over the pixels through the operator.
-    """
-    return (
-        _has_memory(logits)
-        and _has_memory(target)
-        and (mask is None or _has_memory(mask))
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
-
-
-def _has_memory(tensor: Any) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter) and _has_kernels(tensor)
-
-
-def _has_kernels(tensor: Tensor) -> bool:
-    """Triton's interpreter runs them on a CPU, for tests."""
-    return tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")
-
-
-def fused_obstacle(logits: Tensor) -> str:
-    """Why the fused kernels cannot run on these logits; nothing if they can."""
-    if _TRITON_OBSTACLE:
-        return _TRITON_OBSTACLE
-    if not _has_kernels(logits):
-        return f"the logits are on {logits.device}, not on a CUDA device"
-    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"

@@ -18,15 +18,26 @@ VANISHING = tl.constexpr(geometry.VANISHING)
 
 
 @triton.jit
-def _quotient(numerator, denominator):
-    """0 where the denominator is 0."""
-    empty = tl.abs(denominator) < TINY
-    return tl.where(empty, 0.0, numerator / tl.where(empty, 1.0, denominator))
+def _inverse(number):
+    """1 / number, 0 where the number is 0: one of float32, made exact by Newton's steps. A division in float64 takes
+    many times as long, and one waits for the other here."""
+    empty = tl.abs(number) < TINY
+    number = tl.where(empty, 1.0, number)
+    found = (1.0 / number.to(tl.float32)).to(tl.float64)
+    for _ in tl.static_range(2):
+        found = found * (2 - number * found)
+    return tl.where(empty, 0.0, found)
 
 
 @triton.jit
-def _root(square):
-    return tl.where(square < TINY, 0.0, tl.sqrt(square))
+def _inverse_root(square):
+    """1 / sqrt(square), likewise."""
+    empty = square < TINY
+    square = tl.where(empty, 1.0, square)
+    found = (1.0 / tl.sqrt(square.to(tl.float32))).to(tl.float64)
+    for _ in tl.static_range(2):
+        found = found * (1.5 - 0.5 * square * found * found)
+    return tl.where(empty, 0.0, found)
 
 
 @triton.jit
@@ -35,25 +46,25 @@ def _polynomial(
     SERIES: tl.constexpr,
 ):  # fmt: skip
     """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py."""
-    root_a = _root(a)
-    root_b = _root(b)
-    of_root = _quotient(1.0, root_b)
-    whole = _quotient(1.0, a + b + smooth)
+    root_a = a * _inverse_root(a)
+    of_root = _inverse_root(b)
+    root_b = b * of_root
+    whole = _inverse(a + b + smooth)
     r = root_a * root_b
-    d = _quotient(a - b, root_a + root_b)
+    d = (a - b) * _inverse(root_a + root_b)
     gap = d * d
     gap_b = -d * of_root
     lost = gap * whole
     lost_b = (gap_b - lost) * whole
-    x_e = tl.where(r == 0, 0.0, _quotient(1.0, 2 * r + smooth))
+    x_e = tl.where(r == 0, 0.0, _inverse(2 * r + smooth))
     twice = e - gap
     held = tl.where(twice < 0, 0.0, tl.where(twice > 2 * r, 2 * r, twice))
     x = tl.where(r < e * VANISHING, held, twice) * x_e
     x_b = -(gap_b + x * root_a * of_root) * x_e
     # The angle is twice that of u = 1 - cos(angle / 2), where its series converges three times as fast:
     # t = 4 * 2 sum (2u)^k / (k^2 binomial(2k, k)); the k-th term is (k-1)^2 / (k (2k-1)) u of the one before.
-    half_cosine = tl.sqrt(1 - x / 2)
-    u = x / (2 + 2 * half_cosine)
+    of_half_cosine = _inverse_root(1 - x / 2)
+    u = x * _inverse(2 + (2 - x) * of_half_cosine)
     t = tl.zeros_like(x)
     t_x = tl.zeros_like(x)
     power = 2.0 + tl.zeros_like(x)
@@ -61,7 +72,7 @@ def _polynomial(
         t += power * u * (4 / k)
         t_x += power
         power = power * u * (k / (2 * k + 1))
-    t_x = t_x / half_cosine
+    t_x = t_x * of_half_cosine
     q = tl.zeros_like(x)
     q_t = tl.zeros_like(x)
     for k in tl.static_range(LAST - FIRST):
@@ -76,9 +87,10 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
     """Tversky and its kin: the loss, and its slopes in I and P."""
     wrong = alpha * (p - i) + beta * (a - i)
     whole = i + wrong + smooth
-    loss = _quotient(wrong, whole)
-    of_i = _quotient(-(alpha + beta) - loss * (1 - alpha - beta), whole)
-    of_p = _quotient(alpha * (1 - loss), whole)
+    of_whole = _inverse(whole)
+    loss = wrong * of_whole
+    of_i = (-(alpha + beta) - loss * (1 - alpha - beta)) * of_whole
+    of_p = alpha * (1 - loss) * of_whole
     if EXPONENT != 1:
         perfect = loss < TINY
         base = tl.where(perfect, 1.0, loss)
@@ -191,7 +203,7 @@ def tail(
                 a, b, e, NUMBERS[4 * n], NUMBERS[4 * n + 1] != 0, COEFFICIENTS, BOUNDS[n], BOUNDS[n + 1], SERIES
             )
         elif KIND[n] == RATIO:
-            each_e = _quotient(1.0, a + b + NUMBERS[4 * n])
+            each_e = _inverse(a + b + NUMBERS[4 * n])
             each = e * each_e
             each_b = -each * each_e
         elif KIND[n] == OVERLAP:
@@ -208,7 +220,7 @@ def tail(
                 count = tl.where(inside & (channel == 0), pixels, 0.0)
         share = FACTOR[n] + tl.zeros((1, 1), tl.float64)
         if MEAN:
-            share = _quotient(share, tl.sum(tl.sum(count, 1, keep_dims=True), 0, keep_dims=True))
+            share = share * _inverse(tl.sum(tl.sum(count, 1, keep_dims=True), 0, keep_dims=True))
         each = tl.where(weight == 0, 0.0, weight * each)
         value += share * tl.sum(tl.sum(each, 1, keep_dims=True), 0, keep_dims=True)
         weight = share * weight

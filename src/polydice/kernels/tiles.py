@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-MOST_GROUPS = 16  # classes that a thread can hold of each of its pixels
+MOST_GROUPS = 24  # classes that a thread can hold of each of its pixels
+ROWS = 8  # of a group, of many classes
 SHARED_MEMORY = 99 * 1024  # of a multiprocessor that does not say: the least of those in use
 INTERPRETED_PROGRAMS = 6  # where there is no device to fill: few, but several
 
@@ -25,22 +26,26 @@ class Tile(NamedTuple):
 
 
 def tile(classes: int, pixels: int, half: bool, channels_last: bool, backward: bool) -> Tile:
-    """Measured on an H200. Up to 16 classes stay within a thread; more are shared out over lanes and warps, so that a
+    """Measured on an H200. Up to 24 classes stay within a thread; more are shared out over lanes and warps, so that a
     thread holds 64 elements of the tile. `half`: logits of 16 bits."""
     block = triton.next_power_of_2(classes)
-    if block == classes and 8 <= classes <= MOST_GROUPS and channels_last:  # a pixel's logits are one wide load
-        return Tile(1, block, 128, vector=4, warps=1, stages=2, resident=8)
+    if channels_last and classes in (8, 16):  # a pixel's logits are one wide load
+        return Tile(1, classes, 128, vector=4, warps=1, stages=2, resident=8)
     if classes <= MOST_GROUPS:
         return _few_classes(classes, pixels, half, backward)
-    if block > 256:  # a tile of these classes leaves no room to load ahead
-        return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
     if block == 32:
         if backward:
             return Tile(1, block, 128, vector=8 if half else 4, warps=2, stages=3, resident=6, registers=168)
         return Tile(1, block, 256, vector=4, warps=4, stages=1, resident=2)
+    if block > 256:  # a tile of these classes leaves no room to load ahead
+        return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
+    groups = triton.cdiv(classes, ROWS)
     if backward and not channels_last:
-        return Tile(1, block, 64, vector=4, warps=block // 32, stages=3, resident=256 // block)
-    return Tile(1, block, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)
+        most = 232 if block == 128 else None
+        return Tile(groups, ROWS, 64, vector=4, warps=block // 32, stages=4, resident=256 // block, registers=most)
+    if half and groups * ROWS < block <= 128:  # so many less that half as many programs again fit
+        return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=768 // block, registers=168)
+    return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)
 
 
 def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
@@ -50,13 +55,15 @@ def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
         elif classes <= 10:
             vector, warps, stages, resident = 4, 2, 2, 8
         else:
-            vector, warps, stages, resident = (8, 2, 3, 8) if half else (4, 2, 1, 8)
+            vector, warps, stages, resident = (8, 2, 3, 8) if half and classes <= 16 else (4, 2, 1, 8)
     elif classes <= 4:
         vector, warps, stages, resident = 8 if half and pixels > 1 << 17 else 4, 8, 1, 3
     elif classes <= 10:
         vector, warps, stages, resident = 4, 8, 1, 2
-    else:
+    elif classes <= 16:
         vector, warps, stages, resident = (4, 4, 3, 3) if half else (2, 8, 1, 2)
+    else:
+        vector, warps, stages, resident = 4, 4, 1, 2
     return Tile(classes, 1, 32 * warps * vector, vector, warps, stages, resident)
 
 

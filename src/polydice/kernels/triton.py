@@ -6,16 +6,17 @@ sums, which are then added up in a fixed order: no atomics, the same bits every 
 probabilities anew from the logits: one read, one write.
 
 A tile is a tuple of GROUPS tensors `[BLOCK_C, BLOCK_N]`. Few classes are groups of one: no row is padding, a thread
-holds all classes of its pixels, and nothing is exchanged between threads. Many classes are one group, whose rows are
-shared out over threads. What belongs to a pixel is `[1, BLOCK_N]`.
+holds all classes of its pixels, and nothing is exchanged between threads. Many classes are groups of several, whose
+rows are shared out over threads; the last group may have a few more than there are classes. What belongs to a pixel is
+`[1, BLOCK_N]`.
 """
 
 import triton
 import triton.language as tl
 
-from polydice.kernels import eager, op
+from polydice.kernels import eager, plan
 
-INTERPRETED = tl.constexpr(op.INTERPRETED)
+INTERPRETED = tl.constexpr(plan.INTERPRETED)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOLERANCE = tl.constexpr(eager.TOLERANCE)
@@ -90,7 +91,7 @@ def _load(
     ys = ()
     for group in tl.static_range(GROUPS):
         channel = _channels(group, WIDE, BLOCK_C)
-        row = channel if FULL else tl.minimum(channel, classes - 1)
+        row = channel if FULL or group < GROUPS - 1 else tl.minimum(channel, classes - 1)
         x = tl.load(logits + (row * logits_c + (start + pixel) * logits_n), mask=inside, other=nothing).to(tl.float32)
         if HAS_MASK or HAS_IGNORE:
             x = tl.where(valid, x, nothing)
@@ -164,19 +165,21 @@ def _probability(xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexp
     share = total
     ps = ()
     if ACTIVATION == SOFTMAX:
-        top = tl.max(xs[0], 0, keep_dims=True)
+        largest = xs[0]
         for group in tl.static_range(1, len(xs)):
-            top = tl.maximum(top, tl.max(xs[group], 0, keep_dims=True))
-        top = tl.where(valid, top, 0.0)
-        total = tl.zeros_like(top)
+            largest = tl.maximum(largest, xs[group])
+        top = tl.where(valid, tl.max(largest, 0, keep_dims=True), 0.0)
+        totals = tl.zeros_like(xs[0])
         powers = ()
         for group in tl.static_range(len(xs)):
             power = _power(xs[group], top)
             once = power
-            if not FULL:
-                once = power * (tl.arange(0, power.shape[0])[:, None] < classes).to(tl.float32)
-            total += tl.sum(once, 0, keep_dims=True)
+            if not FULL and group == len(xs) - 1:
+                channel = group * power.shape[0] + tl.arange(0, power.shape[0])[:, None]
+                once = power * (channel < classes).to(tl.float32)
+            totals += once
             powers = powers + (power,)
+        total = tl.sum(totals, 0, keep_dims=True)
         share = tl.where(valid, 1.0 / total, 0.0)
         total = tl.where(valid, total / _power(top, top), 1.0)
         for group in tl.static_range(len(xs)):
@@ -239,7 +242,7 @@ def _truth_logit(
     xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The logit of each pixel's own class. Of many classes it is read again: the tile is still in the cache."""
-    if len(xs) == 1:
+    if xs[0].shape[0] > 1:
         truth = _at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
     else:
         truth = xs[0]
@@ -249,11 +252,11 @@ def _truth_logit(
 
 
 @triton.jit
-def _store_each(out, sums, poison, step, classes, WANT: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Many classes: one group for each sum."""
-    channel = tl.arange(0, BLOCK_C)
-    for place in tl.static_range(len(WANT)):
-        tl.store(out + place * step + channel, tl.sum(sums[place], 1) + poison, mask=channel < classes)
+def _store_each(out, sums, poison, step, classes, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Many classes: one group of one sum after the other."""
+    for index in tl.static_range(len(sums)):
+        channel = index % GROUPS * BLOCK_C + tl.arange(0, BLOCK_C)
+        tl.store(out + index // GROUPS * step + channel, tl.sum(sums[index], 1) + poison, mask=channel < classes)
 
 
 @triton.jit
@@ -334,7 +337,7 @@ def pass_forward(
     if BLOCK_C == 1:
         _store_together(out, sums, poison, step, classes, len(WANT) * GROUPS, LEVELS)
     else:
-        _store_each(out, sums, poison, step, classes, WANT, BLOCK_C)
+        _store_each(out, sums, poison, step, classes, GROUPS, BLOCK_C)
 
 
 @triton.jit
@@ -407,7 +410,7 @@ def pass_backward(
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
         ps, top, total, share = _probability(xs, classes, valid, ACTIVATION, FULL)
-        gs = ()
+        own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = _slope(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
             own -= 2 * _slope(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
@@ -417,34 +420,33 @@ def pass_backward(
                 own -= tl.where(valid, of_any_class, 0.0)
             else:
                 own -= _slope(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
-            h = slope[0] * ps[0]
+        elif ENTROPY and LUMP:
+            own -= tl.where(valid, of_any_class, 0.0)
+        inners = tl.zeros_like(ps[0])
+        hs = ()
+        for group in tl.static_range(GROUPS):
+            h = slope[group] * ps[group]
+            if not once:
+                h += _of_target(overlap[group], ys[group], LABELS)
             if OFFSET:
-                h += offset[0]
-            inner = tl.sum(ps[0] * h, 0, keep_dims=True) + own
-            h = ps[0] * (h - inner) + tl.where(_channels(0, WIDE, BLOCK_C) == label, own, 0.0)
+                h += offset[group]
+            inners += ps[group] * h
+            if ENTROPY and not LUMP and not once:
+                inners -= _of_target(of_entropy[group], ys[group], LABELS)
+            hs = hs + (h,)
+        inner = tl.sum(inners, 0, keep_dims=True) + own
+        gs = ()
+        for group in tl.static_range(GROUPS):
+            h, p = hs[group], ps[group]
+            if ACTIVATION == SOFTMAX:
+                h = p * (h - inner)
+            elif ACTIVATION == SIGMOID:
+                h = p * ((1 - p) * h + of_entropy[group])
+            if once:
+                h += tl.where(_channels(group, WIDE, BLOCK_C) == label, own, 0.0)
+            elif ENTROPY:  # its gradient needs no division by p: it joins after the activation
+                h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             gs = gs + (h,)
-        else:
-            inner = tl.zeros((1, BLOCK_N), tl.float32)
-            if ENTROPY and LUMP:
-                inner -= tl.where(valid, of_any_class, 0.0)
-            hs = ()
-            for group in tl.static_range(GROUPS):
-                h = slope[group] * ps[group] + _of_target(overlap[group], ys[group], LABELS)
-                if OFFSET:
-                    h += offset[group]
-                inner += tl.sum(ps[group] * h, 0, keep_dims=True)
-                if ENTROPY and not LUMP:
-                    inner -= tl.sum(_of_target(of_entropy[group], ys[group], LABELS), 0, keep_dims=True)
-                hs = hs + (h,)
-            for group in tl.static_range(GROUPS):
-                h, p = hs[group], ps[group]
-                if ACTIVATION == SOFTMAX:
-                    h = p * (h - inner)
-                elif ACTIVATION == SIGMOID:
-                    h = p * ((1 - p) * h + of_entropy[group])
-                if ENTROPY:  # its gradient needs no division by p: it joins after the activation
-                    h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
-                gs = gs + (h,)
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
             row = _channels(group, WIDE, BLOCK_C)
@@ -454,5 +456,5 @@ def pass_backward(
                 h = h * weight
             if ACTIVATION == NONE:
                 h = tl.where(valid, h, 0.0)
-            inside = _inside(row, classes, FULL) & _inside(pixel, count - start, EVEN)
+            inside = _inside(row, classes, FULL or group < GROUPS - 1) & _inside(pixel, count - start, EVEN)
             tl.store(here, h.to(result.dtype.element_ty), mask=inside)

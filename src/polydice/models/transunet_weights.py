@@ -37,7 +37,7 @@ POSITIONS = ("embeddings.position_embeddings", "Transformer/posembed_input/pos_e
 STACKED = ("query", "key", "value")  # in timm's qkv
 CLASSIFIER = {"official": r"(head|pre_logits)/.+|cls", "timm": r"(head|pre_logits)\..+|cls_token"}  # of no use here
 
-Layout = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]  # a tensor's shape in a file, and the way to ours
+Conversion = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]  # a tensor's shape in a file, and the way to ours
 
 
 def load_weights(model: TransUNet, path: str | Path) -> None:
@@ -145,7 +145,7 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
     return (", ".join(sorted(names)[:most]) or "nothing") + more
 
 
-def _official_layout(name: str, shape: tuple[int, ...]) -> Layout:
+def _official_layout(name: str, shape: tuple[int, ...]) -> Conversion:
     """HWIO convolutions, in × out matrices, and attention with an axis of its own for the heads."""
     per_head = (HEADS, TOKEN // HEADS)
     *_, module, leaf = name.split(".")
@@ -158,7 +158,7 @@ def _official_layout(name: str, shape: tuple[int, ...]) -> Layout:
     return shape[::-1], lambda x: x.T if x.ndim == 2 else x
 
 
-def _timm_layout(name: str, shape: tuple[int, ...]) -> Layout:
+def _timm_layout(name: str, shape: tuple[int, ...]) -> Conversion:
     """As ours, but for query, key and value, which are stacked."""
     module = name.split(".")[-2]
     if module not in STACKED:

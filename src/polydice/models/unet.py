@@ -69,8 +69,8 @@ class UNet(nn.Module):
 class _Double(nn.ConvTranspose2d):
     """A transposed convolution whose windows do not overlap: every pixel becomes 2×2 of its own.
 
-    Where the features of a pixel lie side by side that is one matrix product and a copy, which a compiler joins with
-    the one that puts the skip beside it. cuDNN would want another copy besides, of the gradient.
+    With channels last this is one matrix product and one copy, and a compiler merges this copy with the one that puts
+    the skip beside it. cuDNN would copy the gradient once more.
     """
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:

@@ -11,11 +11,15 @@ from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
 from polydice.data.cases import DataError, Dataset
+from polydice.models import find
 from polydice.studies.axes import TUNABLE
-from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
+from polydice.studies.written import SETTINGS, TOP, RecipeError, as_tuple, dumps, in_toml, refuse_unknown
+from polydice.training.config import Settings
+from polydice.values import check
 
 AUTO = "auto"
 LOOKED_AT = 8  # cases, which tell the size of the others
@@ -23,6 +27,7 @@ THICK = 3  # volumes whose slices are so many times as thick as their pixels are
 FEW_SLICES = 16  # and so are those with fewer slices
 STEPS = {"gpu": 2000, "cpu": 600}  # of a training
 EDGE, PATCH = {"gpu": 224, "cpu": 64}, 32  # pixels at most; voxels at most, on a CPU
+SMALL = {"width": 8, "depth": 3}  # of networks that have these, on a CPU
 FOLDS = {"gpu": 5, "cpu": 3}
 
 
@@ -38,23 +43,21 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
     models = given.get("models", {})
     said = ""
     if AUTO in models and "model" not in models[AUTO]:
-        train = given.setdefault("train", {})
-        found = _kept(kept) or _suited_to(given, data, train.get("model"))
+        found = _kept(kept) or _suited_to(given, data)
         if found is None:
             return dumps(given) if changes else text, ""
         chosen, about = found
-        train.pop("model", None)
-        models[AUTO]["model"] = chosen.pop("model")
-        given["train"] = chosen | train
-        told = {"model": models[AUTO]["model"]} | {name: given["train"][name] for name in chosen}
-        said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in told.items())}; --set changes it"
+        said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in chosen.items())}; --set changes it"
+        given["train"] = chosen | given.get("train", {})
+        model = given["train"].pop("model")
+        given["models"] = {model: {"model": model} | models[AUTO]}
     elif not changes:
         return text, ""
     return dumps(given), said
 
 
-def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str, Any]:
-    """The settings that suit a data set, a machine, "gpu" or "cpu", and a network, which is chosen if none is given."""
+def suited(dataset: Dataset, machine: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The settings that suit a data set, a machine, "gpu" or "cpu", and what is given already."""
     samples = []
     for case in dataset.cases[:: max(1, len(dataset.cases) // LOOKED_AT)]:
         with suppress(OSError, ValueError):  # what is wrong with it is said later, with all that is wrong
@@ -65,11 +68,14 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     slices = 1.0 if len(shapes[0]) == 2 else median(shape[0] for shape in shapes)
     spacings = [sample.spacing for sample in samples if sample.spacing]
     thick = bool(spacings) and median(each[0] / max(each[1:]) for each in spacings) > THICK
-    volumes = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick if model is None else model == "unet3d"
+    solid = len(shapes[0]) == 3 and slices >= FEW_SLICES and not thick
+    model = given.get("model", "unet3d" if solid else "unet")
+    network, _ = find(model)
+    volumes = network.dims == 3
     if volumes and len(shapes[0]) == 2:
         raise RecipeError(f"{model} takes volumes, and {dataset.folder} holds images")
-    folds = min(FOLDS[machine], max(3, dataset.groups))
-    found: dict[str, Any] = {"model": model or ("unet3d" if volumes else "unet"), "folds": folds}
+    folds = given.get("folds", min(FOLDS[machine], max(3, dataset.groups)))
+    found: dict[str, Any] = {"model": model, "folds": folds}
     if volumes:
         batch, step = 2, 8
         if machine == "cpu":
@@ -78,40 +84,49 @@ def suited(dataset: Dataset, machine: str, model: str | None = None) -> dict[str
     else:
         batch, edge = (24 if machine == "gpu" else 8), median(max(shape[-2:]) for shape in shapes)
         found["size"] = min(EDGE[machine], 16 * ceil(edge / 16))
-    if machine == "cpu" and model != "transunet":
-        found |= {"width": 8, "depth": 3}
+    if machine == "cpu":
+        found |= {name: value for name, value in SMALL.items() if name in network.takes}
     items = len(dataset.cases) * (1 if volumes else slices) * (folds - 2) / folds  # that are trained on
-    batch = max(1, min(batch, int(items / 2)))
-    epochs = max(10, ceil(STEPS[machine] / max(1, items // batch)))
-    return found | {"batch": batch, "epochs": epochs, "validate_every": max(1, epochs // 20)}
+    batch = given.get("batch", max(1, min(batch, int(items / 2))))
+    epochs = given.get("epochs", max(10, ceil(STEPS[machine] / max(1, items // batch))))
+    found |= {"batch": batch, "epochs": epochs, "validate_every": max(1, epochs // 20)}
+    return {name: given.get(name, value) for name, value in found.items()}
 
 
-def _suited_to(given: Mapping[str, Any], data: Path, model: str | None) -> tuple[dict[str, Any], str] | None:
+def _suited_to(given: Mapping[str, Any], data: Path) -> tuple[dict[str, Any], str] | None:
     """What suits the recipe's one data set, and why, in words; None if it is not there."""
     import torch
 
     from polydice.data.readers import open_dataset
 
-    if len(given.get("datasets", {})) != 1 or "path" not in next(iter(given["datasets"].values())):
-        raise RecipeError(f"[models.{AUTO}] chooses a network for one data set, which has a path: name the network")
-    (table,) = given["datasets"].values()
-    folder, options = data / table["path"], given.get("train", {}) | table
+    sets, train = [*given.get("datasets", {}).values()], given.get("train", {})
+    if len(sets) != 1 or "path" not in sets[0] or len(given["models"]) != 1:
+        raise RecipeError(f"[models.{AUTO}] chooses one network for one data set, which has a path: name the networks")
+    hints = get_type_hints(Settings, include_extras=True)
+    for name in train.keys() & SETTINGS:
+        check(name, as_tuple(train[name]), hints[name])
+    folder, options = data / sets[0]["path"], train | sets[0]
     if not folder.is_dir():
         return None
     dataset = open_dataset(folder, **{name: options.get(name) for name in ("layout", "masks", "group", "ignore")})
     machine = "gpu" if torch.cuda.is_available() else "cpu"
     called = {"gpu": "a GPU", "cpu": "a CPU, and small for that"}[machine]
-    return suited(dataset, machine, model), f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called}"
+    found = suited(dataset, machine, train)
+    tuned = given.get("tune", {}).keys() - {"folds", "nested"}
+    return {name: value for name, value in found.items() if name not in tuned}, (
+        f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called}"
+    )
 
 
 def _kept(recipe: str | None) -> tuple[dict[str, Any], str] | None:
     """What the study's own recipe has, if that, too, was chosen."""
     given = tomllib.loads(recipe) if recipe else {}
-    if "model" not in given.get("models", {}).get(AUTO, {}):
+    models = [table.get("model") for table in given.get("models", {}).values()]
+    if len(models) != 1 or models[0] is None:
         return None
     names = ("folds", "patch", "size", "width", "depth", "batch", "epochs", "validate_every")
     kept = {name: given["train"][name] for name in names if name in given.get("train", {})}
-    return {"model": given["models"][AUTO]["model"]} | kept, "as the study was begun"
+    return {"model": models[0]} | kept, "as the study was begun"
 
 
 def _change(given: dict[str, Any], change: str) -> None:
@@ -131,7 +146,8 @@ def _change(given: dict[str, Any], change: str) -> None:
         given.pop({"seeds": "replicates", "replicates": "seeds"}.get(name, name), None)
         given[name] = value
         return
-    for table in (given.get("tune", {}), *given.get("datasets", {}).values(), *given.get("models", {}).values()):
+    single = [given.get("train", {}), given.get("tune", {})]
+    for table in (*single, *given.get("datasets", {}).values(), *given.get("models", {}).values()):
         table.pop(name, None)
     listed = isinstance(value, list) and name in TUNABLE - {"patch"}
     given.setdefault("tune" if listed else "train", {})[name] = value

@@ -114,6 +114,7 @@ def _run(
     from polydice.studies.report import remarks, write_report
     from polydice.studies.tables import results
     from polydice.training.loop import opened
+    from polydice.training.rehearsal import try_loss, try_network
 
     states = {run: study.state(run) for run in study.runs}
     missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
@@ -124,15 +125,19 @@ def _run(
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
     agenda = Agenda(study)
     ready, at_once = agenda.ready(), devices(jobs, per_gpu)
-    # Once for all runs, and before the first: what cannot be trained on is refused, and what is trained on is said.
-    first = {(run.dataset, run.model): run for run in ready}
-    sets = {network: opened(study.settings(run)) for network, run in first.items()}
-    prepared = {network: each for network, (_, each) in sets.items()}
-    for (name, _), whole in prepared.items():
-        refuse_another_cut(agenda.study, name, whole.cases)
-    for used in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
-        print(used, file=sys.stderr)
+    # Once for all runs, and before the first: what cannot be trained is refused, and what is trained on is said.
+    sets = {}
+    for run in {(run.dataset, run.model, run.expression): run for run in ready}.values():
+        settings, pair = study.settings(run), (run.dataset, run.model)
+        if pair not in sets:
+            sets[pair] = opened(settings)
+            refuse_another_cut(agenda.study, run.dataset, sets[pair][1].cases)
+            try_network(settings, sets[pair][1])
+        try_loss(settings, sets[pair][1])
+    for line in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
+        print(line, file=sys.stderr)
     if ready:
+        prepared = {pair: each for pair, (_, each) in sets.items()}
         print(plan(agenda, len(at_once) if engine == "local" else None, prepared), file=sys.stderr, flush=True)
     live = Live(agenda.study)
     agenda.say = live.say

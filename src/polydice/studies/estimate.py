@@ -41,6 +41,8 @@ def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Network, Prepare
             known[network] = timed(agenda.study.settings(first[network]), prepared[network])
     except (ImportError, RuntimeError, ValueError):  # no memory for it, say: the run itself will tell
         return unknown
+    finally:
+        torch.cuda.empty_cache()  # the runs will need it
     seconds = sum(known[run.dataset, run.model] for run in left) / min(at_once, len(left))
     return f"{text}, {at_once} at a time: about {_duration(seconds)}, {told}"
 

@@ -25,6 +25,7 @@ class Where(TypedDict):
     seeds: NotRequired[list[Seed]]
     nested: NotRequired[bool]
     skip_errors: NotRequired[bool]
+    code: NotRequired[list[str]]  # folders of the modules that the recipe names
 
 
 class Choice(TypedDict):

@@ -33,14 +33,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from polydice import foreign
+from polydice.models import MODELS
 from polydice.studies.axes import Chosen, Tune, variants
 from polydice.studies.axes import Variant as Variant
 from polydice.studies.written import SETTINGS, as_tuple, loads, whole_numbers
 from polydice.studies.written import RecipeError as RecipeError
+from polydice.studies.written import slug as slug
 from polydice.suggest import meant
 from polydice.training.config import CountingScore, CountingWeights, Settings
 
-LONGEST_NAME = 100  # letters: file systems take 255 bytes
 PACKAGED = Path(__file__).parents[1] / "recipes"
 TUNING = 999  # the replicate in which values are chosen: no other has its number
 MOST_FOLDS = 1000  # see own_seed
@@ -188,7 +190,7 @@ class Recipe:
 
     def settings(self, run: Planned, data: Path, out: Path, **more: Any) -> Settings:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
-        own = {"model": run.model} if run.model in ("unet", "transunet", "unet3d") else {}
+        own = {"model": run.model} if run.model in MODELS or ":" in run.model else {}
         given = {**self.train, **own, **self.datasets[run.dataset], **self.models[run.model], **dict(run.settings)}
         if run.nested:
             given["split_seed"] = run.replicate
@@ -207,7 +209,10 @@ def text_of(name: str | Path) -> str:
     """What a packaged recipe says, or one from a file."""
     path = packaged().get(str(name), Path(name))
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if foreign.MENTION.search(text):
+            foreign.look_in(path.parent)
+        return text
     except FileNotFoundError:
         near = meant(str(name), packaged())
         known = ", ".join(packaged()) + (f"; did you mean {near}?" if near else "")
@@ -242,15 +247,6 @@ def parse(text: str, unsaid: Unsaid = NEW) -> Recipe:
     _refuse_contradictions(recipe)
     _refuse_what_cannot_run(recipe)
     return recipe
-
-
-def slug(text: str) -> str:
-    """A name for a folder, and for nothing above or below it: `PolyDice-1, ε` becomes `polydice-1-e`."""
-    signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
-    name = re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
-    if not text.strip() or not name.strip(".") or len(name) > LONGEST_NAME:
-        raise RecipeError(f"{text!r} cannot name a folder: take a name with a letter, of {LONGEST_NAME} at most")
-    return name
 
 
 def stem(name: str) -> str:

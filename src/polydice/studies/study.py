@@ -1,8 +1,8 @@
 """A study on disk: a recipe and the folders of its runs.
 
 DIR/recipe.toml            what is trained
-DIR/study.json             where the data sets are, what the recipe means where it says nothing, and whether cases with
-                           errors are left out
+DIR/study.json             where the data sets are, what the recipe means where it says nothing, whether cases with
+                           errors are left out, and where the modules are that the recipe names
 DIR/chosen.json            the values that were chosen once for all folds and replicates
 DIR/runs/…/fold-0/replicate-0/  one run: result.json once it is finished, error.txt if it failed; with `seeds` it is in
                            seed-0, and if it is there for the choice of a value alone, in tuning
@@ -13,11 +13,13 @@ DIR/report/                what `polydice report` writes; DIR/report-last/ or re
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polydice import foreign
 from polydice.data.cases import DataError
 from polydice.data.generate import generated_folder
 from polydice.studies.auto import completed
@@ -149,10 +151,11 @@ def create(
     has more losses, values, replicates, folds or data sets than before. One that has not begun to train is made new.
     `changes` are those of the command to the recipe: epochs=20."""
     kept, place = folder / "recipe.toml", folder / "study.json"
-    try:
-        unsaid = _unsaid(folder, read_where(place))
-    except (OSError, DataError):  # it is not there, or damaged, and is written below
-        unsaid = _unsaid(folder, {})
+    known: Where | dict[str, Any] = {}
+    with suppress(OSError, DataError):  # it is not there, or damaged, and is written below
+        known = read_where(place)
+    unsaid = _unsaid(folder, known)
+    _look_in(known)
     begun = kept.exists() and any(folder.glob("runs/*"))
     text, chosen = completed(text_of(recipe), data, text_of(kept) if begun else None, changes)
     wanted = read(recipe, unsaid, text)
@@ -170,7 +173,8 @@ def create(
         print(chosen, file=sys.stderr)
     where: dict[str, Any] = {"data": str(data.resolve()), "cache": str(cache.resolve())}
     where |= {name: value for name, value in asdict(unsaid).items() if value is not None}
-    write_text(place, json.dumps(where | ({"skip_errors": True} if skip_errors else {})) + "\n")
+    more = {"skip_errors": skip_errors, "code": foreign.folders(text)}
+    write_text(place, json.dumps(where | {name: value for name, value in more.items() if value}) + "\n")
     _write_choices(folder, choices)
     if before != wanted:
         write_text(kept, text)
@@ -183,6 +187,7 @@ def open_study(folder: Path, weights: CountingWeights | None = None, baseline: s
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
+    _look_in(where)
     recipe = read(folder / "recipe.toml", _unsaid(folder, where))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
@@ -192,6 +197,12 @@ def open_study(folder: Path, weights: CountingWeights | None = None, baseline: s
     skip_errors, choices = where.get("skip_errors", False), tuple(read_choices(folder / CHOSEN))
     data, cache = Path(where["data"]), Path(where["cache"])
     return Study(folder, recipe, data, cache, weights or recipe.weights, against, skip_errors, choices)
+
+
+def _look_in(where: Where | dict[str, Any]) -> None:
+    """Modules that the recipe names are found where they were when the study began."""
+    for folder in where.get("code", ()):
+        foreign.look_in(folder)
 
 
 def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:

@@ -46,6 +46,7 @@ class RecipeError(ValueError):
     """A recipe that cannot be followed; the message says where in it."""
 
 
+LONGEST_NAME = 100  # letters: file systems take 255 bytes
 TOP = set(get_type_hints(Written))
 
 
@@ -122,6 +123,15 @@ def _belongs(name: str) -> str:
     if name in ONCE:
         return "under [train], once for the whole recipe"
     return "under [train]" if name in SETTINGS else ""
+
+
+def slug(text: str) -> str:
+    """A name for a folder, and for nothing above or below it: `PolyDice-1, ε` becomes `polydice-1-e`."""
+    signed = re.sub(r"(?<!\w)-(?=\d)", "minus-", text.lower())
+    name = re.sub(r"[^a-z0-9.]+", "-", signed.replace("ε", "e").replace("κ", "k")).strip("-") or "x"
+    if not text.strip() or not name.strip(".") or len(name) > LONGEST_NAME:
+        raise RecipeError(f"{text!r} cannot name a folder: take a name with a letter, of {LONGEST_NAME} at most")
+    return name
 
 
 def whole_numbers(what: str, given: Any) -> tuple[int, ...]:

@@ -107,17 +107,9 @@ def write_text(path: Path, text: str) -> None:
     _replace(path, text.encode())
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """What a process that was killed has left of checkpoints and files: nobody else writes into a run's folder."""
-    for path in folder.glob("*.tmp"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def remove(folder: Path) -> None:
     """Removes the checkpoints of a run that has ended."""
+    _remove_leftovers(folder)
     for path in _saved(folder):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -126,6 +118,15 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights, on the CPU, and the metadata of a file by `save_weights`, or of a checkpoint's weights."""
     weights, header = _unsealed(path)
     return weights, header["metadata"]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a process that was killed has left of checkpoints and files: nobody else writes into a run's folder."""
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -2,24 +2,23 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
+from polydice.models import MODELS, Model, find
 from polydice.values import Count, NotNegative, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
     from polydice.data.prepare import Preparation
 
+    ModelName = str
+else:
+    ModelName = Literal[tuple(MODELS)] | str  # so that the help names them
+
 # Where a run lies and how it is watched: these may differ when it is resumed.
 CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track", "skip_errors")
-# What only some of the networks have.
-OWN_OPTIONS = {
-    "unet": ("width", "depth", "norm", "deep_supervision"),
-    "transunet": ("pretrained",),
-    "unet3d": ("width", "depth", "spacing", "patch"),
-}
-
+# What only some of the networks take. All have a size.
+OF_SOME = sorted({name for model in MODELS.values() for name in model.takes} - {"size"})
 
 Precision = Literal["auto", "float32", "bfloat16"]
 CACHE = Path.home() / ".cache" / "polydice"
@@ -80,8 +79,8 @@ class Settings:
     split_seed: Seed = 0
     """Seed of a grouped or random split: each is another cut. 0 is the cut of a grouped split that goes by size."""
 
-    model: Literal["unet", "transunet", "unet3d"] = "unet"
-    """The network. unet3d trains on volumes, the others on images and slices."""
+    model: ModelName = "unet"
+    """The network: one of polydice's, or anybody's as module:Class. Options may follow, as in "unet(width=8)"."""
     width: Annotated[int, Range(1, 4096)] | None = None
     """Features of the network's first level, if not its own default."""
     depth: Annotated[int, Range(1, 10)] | None = None
@@ -157,8 +156,9 @@ class Settings:
                 object.__setattr__(self, name, Path(value))
         if not 0 <= self.fold < self.folds:
             raise ValueError(f"fold must lie between 0 and {self.folds - 1}: {self.fold}")
-        for name in chain.from_iterable(OWN_OPTIONS.values()):
-            if name not in OWN_OPTIONS[self.model] and getattr(self, name):
+        takes = self.network.takes
+        for name in OF_SOME:
+            if name not in takes and getattr(self, name):
                 raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")
         for name, value in (("momentum", self.momentum), ("nesterov", self.nesterov or None)):
             if self.optimizer == "adamw" and value is not None:
@@ -170,8 +170,13 @@ class Settings:
                 object.__setattr__(self, name, own)
 
     @property
+    def network(self) -> Model:
+        """What the registry says of the network, or its class if it is somebody else's."""
+        return find(self.model)[0]
+
+    @property
     def dims(self) -> Literal[2, 3]:
-        return 3 if self.model == "unet3d" else 2
+        return self.network.dims
 
     @property
     def preparation(self) -> "Preparation":
@@ -182,13 +187,9 @@ class Settings:
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """What `polydice.models.build` is given beside channels and classes."""
-        options: dict[str, Any] = {name: getattr(self, name) for name in ("width", "depth", "norm")}
-        if self.model == "transunet":
-            options["size"] = self.size
-        if self.deep_supervision:
-            options["deep_supervision"] = True
-        return {name: value for name, value in options.items() if value is not None}
+        """What `polydice.models.build` is given beside the name, channels and classes."""
+        options = {name: getattr(self, name) for name in self.network.settings}
+        return {name: value for name, value in options.items() if value not in (None, False)}
 
     @property
     def optimization(self) -> dict[str, float]:

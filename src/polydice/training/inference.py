@@ -1,21 +1,29 @@
 """A network as it is run: its precision, its compilation, and label maps of whole images and volumes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polydice.data.batches import Batch, Batches
+from polydice.data.batches import Batches
 from polydice.data.prepare import Prepared
 from polydice.training.config import Precision
 from polydice.training.metrics import confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
-WINDOWS, OVERLAP = 2, 0.5  # of a volume that are run at a time, and the part that neighbours share
-NETWORKS = 100  # of different shapes that a process may compile: after so many, torch would silently not compile
+WINDOWS, OVERLAP = 2, 0.5  # run at a time, and the part of a window that its neighbour shares
+NETWORKS = 100  # that a process may compile: beyond its limit, torch runs them uncompiled and says nothing
+
+
+class Segmented(NamedTuple):
+    """A batch, and what a network makes of it, on the device."""
+
+    labels: Tensor  # [B, *spatial] uint8
+    maps: Tensor  # [B, *spatial] uint8
+    matrices: Tensor  # [B, C, C] int64
 
 
 class Network:
@@ -32,7 +40,7 @@ class Network:
         compile: bool | None = None,
     ) -> None:
         self.module, self.patch = module, patch
-        self.trained = module  # or what trains it together with other processes
+        self.trained = module  # wrapped, while several processes train it together
         self.device = next(module.parameters()).device
         on_gpu = self.device.type == "cuda"
         self.half = on_gpu if precision == "auto" else precision == "bfloat16"
@@ -41,47 +49,62 @@ class Network:
         if self.channels_last:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if on_gpu:
-            torch.backends.cudnn.benchmark = True  # every batch has the same size: the search pays
+            torch.backends.cudnn.benchmark = True  # worth its time, since every batch has the same size
 
     def train(self) -> None:
         self.trained.train()
 
     def __call__(self, images: Tensor, whole: bool = True) -> Any:
-        """A batch that is not `whole` is not compiled for: it comes once in a while, and in many sizes."""
+        """A batch that is not `whole` runs uncompiled: such batches are rare and have many sizes."""
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         module = self.trained if self.module.training else self.module
         if not (self.compiled and whole):
             return _forward(module, images, self.half)
-        # Recorded kernels start without the host; but processes that train together wait for each other in between.
+        # A CUDA graph saves the time of launches. It cannot hold a wait for other processes, so these have none.
         return _compiled(self.device.type == "cuda" and self.trained is self.module)(module, images, self.half)
 
     @torch.no_grad()
     def segment(self, images: Tensor, whole: bool = True) -> Tensor:
         """Label maps `[B, *spatial]`, uint8, of images `[B, C, *spatial]`, volumes window by window."""
         self.module.eval()
-        logits = self(images, whole) if self.patch is None else self._by_windows(images, self.patch)
+        logits = self(images, whole) if self.patch is None else self.by_windows(images, self._window_logits)
         return logits.argmax(1).to(torch.uint8)
 
-    def _by_windows(self, volumes: Tensor, patch: tuple[int, int, int]) -> Tensor:
+    def by_windows(
+        self,
+        volumes: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        windows: int = WINDOWS,
+        keep_on: torch.device | str | None = None,
+    ) -> Tensor:
+        """The logits of whole volumes `[B, C, *spatial]`, from those of windows in the size of the patch.
+
+        Neighbouring windows overlap, and each counts most in its middle. So many `windows` are run at a time, on the
+        network's device. The result is kept on the device `keep_on`, and else on that of the volumes.
+        """
         from monai.inferers.utils import sliding_window_inference
 
-        def logits(windows: Tensor) -> Tensor:
-            found: Tensor = _forward(self.module, windows, self.half)  # as many as there are: not compiled for each
-            return found.float()
-
-        found = sliding_window_inference(volumes, patch, WINDOWS, logits, OVERLAP, mode="gaussian")
+        found = sliding_window_inference(
+            volumes, self.patch or volumes.shape[2:], windows, logits, OVERLAP,
+            mode="gaussian", sw_device=self.device, device=keep_on,
+        )  # fmt: skip
         assert isinstance(found, Tensor)  # as what it calls gives it
         return found
 
-    def segmented(self, batches: Batches) -> Iterator[tuple[Batch, Tensor]]:
-        """Every batch, with its label maps."""
+    def _window_logits(self, windows: Tensor) -> Tensor:
+        found: Tensor = _forward(self.module, windows, self.half)  # uncompiled: the number of windows varies
+        return found.float()
+
+    def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
+        """Every batch, with its label maps and confusion matrices."""
         for batch in batches.ordered():
-            yield batch, self.segment(batch.images, len(batch.images) == batches.batch)
+            maps = self.segment(batch.images, len(batch.images) == batches.batch)
+            yield Segmented(batch.labels, maps, confusion(maps, batch.labels, classes))
 
     def confusion(self, batches: Batches, classes: int) -> Tensor:
         """The confusion matrix of every item, `[N, C, C]`, on the device."""
-        return torch.cat([confusion(guess, batch.labels, classes) for batch, guess in self.segmented(batches)])
+        return torch.cat([each.matrices for each in self.segmented(batches, classes)])
 
 
 def patch_for(prepared: Prepared) -> tuple[int, int, int]:
@@ -98,7 +121,7 @@ def _forward(module: nn.Module, images: Tensor, half: bool) -> Any:
 
 @cache
 def _compiled(recorded: bool) -> Any:
-    """Compiled once a process: a second run with a network of the same shape finds it ready."""
-    # The name that torch 2.6 knows too; each for training and for evaluation.
+    """Compiled once for each process: a second run with a network of the same shape uses it again."""
+    # Two for each network: training and evaluation. Newer versions have another name too, torch 2.6 only this one.
     torch._dynamo.config.cache_size_limit = 2 * NETWORKS
     return torch.compile(_forward, mode="reduce-overhead" if recorded else None)

@@ -25,6 +25,7 @@ from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt_kappa, objective, supervised
 from polydice.training.optimizer import set_rate
 from polydice.training.processes import joined
+from polydice.training.rehearsal import try_loss, try_network
 from polydice.training.run import Run, TrainingError, copied
 from polydice.training.scoring import completed, score
 from polydice.training.watch import HISTORY, Epoch, Watch, write_history
@@ -51,6 +52,8 @@ def train(
         if finished is not None:
             return finished if process.first else {}
         dataset, prepared = opened(settings)
+        try_network(settings, prepared)
+        try_loss(settings, prepared)
         run = Run(settings, process, dataset, prepared, objective(settings.loss, process, prepared.ignore))
         if settings.resume:
             run.resume()

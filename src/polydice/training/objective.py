@@ -10,10 +10,13 @@ from torch.nn import functional as F
 from polydice.base import Loss, LossSum
 from polydice.losses import TvMFDiceLoss
 from polydice.training.expression import parse_loss
+from polydice.training.mixed import Mixed
 from polydice.training.processes import Process
 
+Objective = Loss | LossSum | Mixed
 
-def objective(text: str, process: Process, ignore: int | None = None) -> Loss | LossSum:
+
+def objective(text: str, process: Process, ignore: int | None = None) -> Objective:
     """The loss that `text` spells, which does not look at pixels with the label `ignore`. What is summed over the batch
     is summed over the batches of all processes."""
     loss = parse_loss(text) if ignore is None else parse_loss(text, ignore_index=ignore)
@@ -22,12 +25,27 @@ def objective(text: str, process: Process, ignore: int | None = None) -> Loss | 
             raise ValueError(f"loss {text!r}: pixels without a label are {ignore} here: leave ignore_index out")
         if "none" in (term.reduction, term.activation):
             raise ValueError(f"loss {text!r}: 'none' will not do, a network gives logits and is trained on one number")
-        if process.world > 1 and any(each.over_batch for each in _terms(loss)):
-            term.process_group = dist.group.WORLD  # of all terms, since they must agree: the others do not sum
+    if process.world > 1:
+        _join(loss, text, process.world)
     return loss
 
 
-def supervised(loss: Loss | LossSum, logits: Tensor | list[Tensor], labels: Tensor) -> Tensor:
+def _join(loss: Objective, text: str, world: int) -> None:
+    """Gives the loss the group of all processes, where it sums over the batch: each of them has a part of it."""
+    terms = list(_terms(loss))
+    if any(term.over_batch for term in terms):
+        for term in terms:  # all of them, since they must agree; those that do not sum take no notice
+            term.process_group = dist.group.WORLD
+    for _, other in loss.foreign if isinstance(loss, Mixed) else ():
+        if not hasattr(other.module, "process_group"):
+            raise ValueError(
+                f"loss {text!r}: {world} processes have a part of each batch, and {other} has no process_group: give "
+                "its class that attribute. It is set to their group, to sum over; a mean over images may ignore it"
+            )
+        setattr(other.module, "process_group", dist.group.WORLD)  # noqa: B010 (torch types attributes as tensors)
+
+
+def supervised(loss: Objective, logits: Tensor | list[Tensor], labels: Tensor) -> Tensor:
     """The loss; of logits at several resolutions the mean, each with half the weight of the one before."""
     if isinstance(logits, Tensor):
         value: Tensor = loss(logits, labels)
@@ -40,16 +58,19 @@ def supervised(loss: Loss | LossSum, logits: Tensor | list[Tensor], labels: Tens
     return total
 
 
-def has_kappa(loss: Loss | LossSum) -> bool:
+def has_kappa(loss: Objective) -> bool:
     return any(isinstance(term, TvMFDiceLoss) for term in _terms(loss))
 
 
-def adapt_kappa(loss: Loss | LossSum, dice_per_class: Tensor) -> None:
+def adapt_kappa(loss: Objective, dice_per_class: Tensor) -> None:
     """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
     for term in _terms(loss):
         if isinstance(term, TvMFDiceLoss):
             term.update_kappa(dice_per_class.nan_to_num(0.0))
 
 
-def _terms(loss: Loss | LossSum) -> Iterator[Loss]:
-    yield from (term for _, term in loss.terms) if isinstance(loss, LossSum) else [loss]
+def _terms(loss: Objective) -> Iterator[Loss]:
+    """Those of polydice."""
+    own = loss.own if isinstance(loss, Mixed) else loss
+    if own is not None:
+        yield from (term for _, term in own.terms) if isinstance(own, LossSum) else [own]

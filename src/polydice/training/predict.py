@@ -19,11 +19,12 @@ from polydice.data.files import UnreadableFile
 from polydice.data.parallel import in_parallel
 from polydice.data.prepare import Preparation, ready_image
 from polydice.data.resample import to_unit
+from polydice.foreign import ForeignError
 from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.config import Precision
-from polydice.training.inference import OVERLAP, Network
+from polydice.training.inference import Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
@@ -97,25 +98,19 @@ class Predictor:
         images = as_float(images.to(self.network.device))
         axes = range(2, images.ndim)
         every = [flip for count in range(len(axes) + 1) for flip in combinations(axes, count)]
-        flips = every if self.flips else every[:1]  # the first turns nothing round
+        flips = every if self.flips else every[:1]  # the first of them flips nothing
         total = sum(self.network(images.flip(flip)).float().flip(flip) for flip in flips)
-        assert isinstance(total, Tensor)  # of at least one
+        assert isinstance(total, Tensor)  # there is at least one flip
         return total / len(flips)
 
     @torch.inference_mode()
     def volume_labels(self, volume: Tensor, shape: Sequence[int], batch: int) -> NDArray[np.uint8]:
         """The label map, on a grid of `shape`, of a volume `[channels, *spatial]` that is looked at through windows.
 
-        Neighbouring windows overlap, and each counts most in its middle. The volume's logits are kept on the CPU and
-        brought to the grid slice by slice, so that they need not fit into memory there.
+        The volume's logits are kept on the CPU and brought to the grid slice by slice: they may be too large for the
+        device.
         """
-        from monai.inferers.utils import sliding_window_inference
-
-        patch = self.network.patch or volume.shape[1:]
-        logits = sliding_window_inference(
-            as_float(volume)[None], patch, batch, self.logits, OVERLAP,
-            mode="gaussian", sw_device=self.network.device, device="cpu",
-        )[0]  # fmt: skip
+        logits = self.network.by_windows(as_float(volume)[None], self.logits, batch, keep_on="cpu")[0]
         depth, planes = logits.shape[1], []
         for z in range(shape[0]):
             centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
@@ -148,6 +143,8 @@ def load(
         preparation = Preparation(**settings)
         precision = precision or about.get("precision", "auto")  # older files do not say
         check("precision", precision, Precision)
+    except ForeignError as error:
+        raise CheckpointError(f"{path} holds a network that is not polydice's own, {error}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
     network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
@@ -168,7 +165,7 @@ class _Scan(NamedTuple):
 
 
 def _scans(predictor: Predictor, jobs: Sequence[Job], tell: Callable[[str], None]) -> Iterator[_Scan]:
-    """The images that can be read, a few ahead; of the others it tells why not."""
+    """Yields the images that can be read, and reads a few ahead; for the others it tells why they cannot."""
 
     def read(job: Job) -> _Scan | str:
         try:
@@ -189,7 +186,7 @@ def _scans(predictor: Predictor, jobs: Sequence[Job], tell: Callable[[str], None
 
 
 def _with_channels(image: NDArray[Any], predictor: Predictor) -> NDArray[Any]:
-    """A grey picture is as good as a coloured one; anything else must have the channels that the network takes."""
+    """A grey picture is made a coloured one; any other image must have the channels that the network takes."""
     given, wanted = len(image), predictor.channels
     if predictor.settings.dims == 3 and image.ndim == 3:
         raise DataError("it is a single image, but the network takes volumes")
@@ -202,7 +199,8 @@ def _with_channels(image: NDArray[Any], predictor: Predictor) -> NDArray[Any]:
 
 
 def _labelled(predictor: Predictor, scans: Iterable[_Scan], batch: int) -> Iterator[_Scan]:
-    """Each scan when its labels are filled. Slices and images of all sizes share batches: the network's size is one."""
+    """Yields each scan once its labels are filled. Slices and images of all sizes share batches, since the network sees
+    them all in one size."""
     if predictor.settings.dims == 3:
         for scan in scans:
             scan.labels[:] = predictor.volume_labels(torch.from_numpy(scan.items[0]), scan.labels.shape, batch)

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 
-from polydice.base import Loss, LossSum
 from polydice.data.augment import Augment2D, Augment3D
 from polydice.data.batches import Batches
 from polydice.data.cases import Dataset
@@ -21,7 +21,7 @@ from polydice.models import build
 from polydice.training.checkpoint import load, save, save_weights
 from polydice.training.config import CountingWeights, Settings
 from polydice.training.inference import Network, patch_for
-from polydice.training.objective import has_kappa
+from polydice.training.objective import Objective, has_kappa
 from polydice.training.optimizer import make_optimizer
 from polydice.training.processes import Process
 from polydice.training.watch import Epoch
@@ -38,7 +38,7 @@ class Run:
     """What a run is made of, and what changes in it."""
 
     def __init__(
-        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Loss | LossSum
+        self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Objective
     ) -> None:
         self.settings, self.process, self.prepared, self.used = settings, process, prepared, used(dataset)
         self.batch = settings.batch or (24 if settings.dims == 2 else 2)
@@ -190,15 +190,13 @@ def copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:
 
 
 def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
-    if settings.model != "transunet":
+    if not settings.network.weights:
         return
-    from polydice.models.transunet import TransUNet
-    from polydice.models.transunet_weights import WANTED, load_weights
-
-    if isinstance(model, TransUNet) and settings.pretrained is not None:
-        load_weights(model, settings.pretrained)
+    weights = import_module(settings.network.weights)
+    if settings.pretrained is not None:
+        weights.load_weights(model, settings.pretrained)
     elif process.first:
-        print(WANTED, file=sys.stderr)
+        print(weights.WANTED, file=sys.stderr)
 
 
 def _with(prefix: str, weights: Weights) -> Weights:

@@ -10,7 +10,7 @@ from polydice.data.batches import Batches
 from polydice.data.prepare import Prepared
 from polydice.training.config import BEFORE
 from polydice.training.inference import Network
-from polydice.training.metrics import confusion, dice_per_class, evaluate, surface
+from polydice.training.metrics import dice_per_class, evaluate, surface
 from polydice.training.weights import counted
 
 
@@ -24,20 +24,19 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
     chosen = [prepared.cases[case] for case in cases]
     classes, in_mm = len(prepared.classes), all(case.spacing for case in chosen)
     items = [item for case in chosen for item in case.items]
-    maps = (
-        (guess, labels)
-        for found, guesses in network.segmented(Batches(prepared, items, batch, network.device))
-        for guess, labels in zip(guesses.cpu(), found.labels.cpu(), strict=True)
+    batches = Batches(prepared, items, batch, network.device)
+    found = (
+        each for part in network.segmented(batches, classes) for each in zip(*(of.cpu() for of in part), strict=True)
     )
     rows: list[dict[str, Any]] = []
     matrices, distances = [], []
     for case in tqdm(chosen, "testing", unit="case", disable=None):
-        guesses, truths = zip(*(next(maps) for _ in case.items), strict=True)
-        guess, labels = (torch.stack(each) if case.volume else each[0] for each in (guesses, truths))
-        matrices.append(confusion(guess[None], labels[None], classes)[0])
+        truths, guesses, counts = zip(*(next(found) for _ in case.items), strict=True)
+        matrices.append(torch.stack(counts).sum(0))
         row = {"id": case.id, "group": case.group, "confusion": matrices[-1].tolist()}
         row["dice"] = _plain(dice_per_class(matrices[-1]))
         if surfaces:
+            guess, labels = (torch.stack(each) if case.volume else each[0] for each in (guesses, truths))
             distances.append(surface(guess, labels, classes, case.spacing if in_mm else None))
             row |= {"hd95": _plain(distances[-1].hd95), "nsd": _plain(distances[-1].nsd)}
         rows.append(row)

@@ -1,0 +1,43 @@
+"""The sums of a pass over the pixels, by name, and what a pass and a formula are asked for."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_UNWANTED: Any = None
+
+
+class PixelSums(NamedTuple):
+    """Sums over the pixels of one image, for each class: `[B, C]` each, `None` where not wanted. ŷ is the prediction
+    after the activation, y the target; a float mask weighs every pixel's part. `kernels/reference.py` defines them."""
+
+    intersection: Tensor = _UNWANTED  # Σ y·ŷ
+    prediction: Tensor = _UNWANTED  # Σ ŷ
+    prediction_sq: Tensor = _UNWANTED  # Σ ŷ²
+    target: Tensor = _UNWANTED  # Σ y
+    target_sq: Tensor = _UNWANTED  # Σ y²
+    error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
+    cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
+    pixels: Tensor = _UNWANTED  # pixels not ignored
+    labels: bool = True  # whether the target was class labels (else masks)
+
+
+FIELDS = PixelSums._fields[:-1]  # the sums; kernels number them in this order
+ACTIVATIONS = ("softmax", "sigmoid", "none")  # kernels number these too
+IMPLEMENTATIONS = ("auto", "fused", "eager")
+
+
+class Options(NamedTuple):
+    """What the pass is asked for. `want` names the sums, in the order in which they come out."""
+
+    activation: str
+    ignore_index: int | None
+    want: tuple[str, ...]
+
+
+class Form(NamedTuple):
+    """A loss as `kernels/tail.py` computes it: which of its formulas, and with which numbers."""
+
+    kind: str  # one of fused.KINDS
+    numbers: tuple[float, ...]  # four, in the order in which the formula reads them
+    coefficients: tuple[float, ...] = ()  # of a polynomial

@@ -1,0 +1,296 @@
+"""Decides how a loss is computed: the one place that says "fused or not", and which tensors are taken.
+
+All of it follows from options, shapes and types alone. So it is decided at the first call of a kind and looked up at
+the next ones: a GPU needs less time for the pixels of 2D images than the host needs to decide.
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from polydice.kernels import op
+from polydice.kernels.eager import flatten, is_integer
+from polydice.kernels.fields import FIELDS, Form, Options, PixelSums
+
+if TYPE_CHECKING:
+    from polydice.kernels.fused import LossLaunches
+
+OLDEST_TRITON = (3, 6)
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs the kernels on a CPU, for tests
+MOST_PLANS = 1024
+_PLANS: dict[Any, "Plan"] = {}
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_NO_BUFFER = torch.empty(0)  # somebody has made the weights a parameter
+
+
+class Term(NamedTuple):
+    """What a plan depends on of a loss, but for its weights."""
+
+    want: tuple[str, ...]  # the sums it reads
+    form: Form | None  # as kernels/tail.py computes it; None if only torch can
+    activation: str
+    ignore_index: int | None
+    reduction: str
+    impl: str
+    group: int | None  # the id of its process group, if it has one
+    batch: bool | None  # None: from each image's sums it is the same as from their total
+    background: bool
+    skip_absent: bool
+
+
+class Planned(Protocol):
+    """What is read of a loss here."""
+
+    want: tuple[str, ...]
+    activation: str
+    ignore_index: int | None
+    impl: str
+    weight: Tensor | None
+    _buffers: dict[str, Tensor | None]
+
+    @property
+    def term(self) -> Term: ...
+
+    def check_classes(self, logits: Tensor) -> None: ...
+
+
+Terms = Sequence[tuple[float, Planned]]
+
+
+class Plan(NamedTuple):
+    """How to compute a call with tensors of certain shapes and types."""
+
+    options: Options
+    labels: bool  # whether the target is class labels, else masks
+    dtype: torch.dtype  # of the result
+    fused: bool  # whether the fused kernels make the sums
+    launches: "LossLaunches | None" = None  # where they make the whole loss
+
+    def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
+        activation, ignore_index, want = self.options
+        flat = flatten(logits, target, mask, self.labels)
+        return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
+
+    def unstack(self, stacked: Tensor) -> PixelSums:
+        return PixelSums(**dict(zip(self.options.want, stacked.unbind(), strict=True)), labels=self.labels)
+
+
+def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
+    """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
+    if not _are_plain(logits, target, mask):
+        return _plan_terms(terms, logits, target, mask)
+    key = (
+        logits.shape, logits.stride(), logits.dtype, logits.device,
+        target.shape, target.stride(), target.dtype, target.device,
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
+        *[(factor, loss.term, _weight_kind(loss)) for factor, loss in terms],
+    )  # fmt: skip
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _plan_terms(terms, logits, target, mask)
+        plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = plan
+    return plan
+
+
+def plan_sums(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, impl: str) -> Plan:
+    """How to make the sums alone. Raises where they cannot be made of such tensors."""
+    labels = _check(logits, target, mask, options)
+    obstacle = fused_obstacle(logits)
+    if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
+        warn_without_triton()
+    if impl == "fused" and obstacle:
+        raise ValueError(f"impl='fused' is not possible here: {obstacle}")
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return Plan(options, labels, dtype, impl != "eager" and not obstacle)
+
+
+def _triton_obstacle() -> str:
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "Triton is not installed"
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        return f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    return ""
+
+
+_TRITON_OBSTACLE = _triton_obstacle()
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    return tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")
+
+
+def fused_obstacle(logits: Tensor) -> str:
+    """Why the fused kernels cannot run on these logits; nothing if they can."""
+    if _TRITON_OBSTACLE:
+        return _TRITON_OBSTACLE
+    if not has_kernels(logits):
+        return f"the logits are on {logits.device}, not on a CUDA device"
+    return "" if logits.dtype in FUSED_DTYPES else f"it computes in float32, the logits are {logits.dtype}"
+
+
+@cache
+def warn_without_triton() -> None:
+    """Says once why CUDA tensors take the plain pass: it is right, and several times slower."""
+    if _TRITON_OBSTACLE:
+        warnings.warn(
+            f"polydice's fused kernels are not used: {_TRITON_OBSTACLE}. The losses take the plain pass, with the same "
+            "result; impl='eager' does so without this warning",
+            stacklevel=2,
+        )
+
+
+def check_agreement(options: Sequence[str], losses: Sequence[object]) -> None:
+    for option in options:
+        values = [getattr(loss, option) for loss in losses]
+        if any(value is not values[0] and value != values[0] for value in values):
+            raise ValueError(f"the terms of a sum must agree in {option}: {values}")
+
+
+def stacked_weights(terms: Terms) -> Tensor | None:
+    """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
+    weights = [_weight(loss) for _, loss in terms]
+    given = next((weight for weight in weights if weight is not None), None)
+    if given is None or len(weights) == 1:
+        return given if given is None else given.to(torch.float64).contiguous()
+    each = [given.new_ones(given.shape) if weight is None else weight for weight in weights]
+    return torch.stack([weight.to(torch.float64) for weight in each])
+
+
+def _weight(loss: Planned) -> Tensor | None:
+    """`loss.weight`. nn.Module's own lookup of a buffer takes longer than that of a plan."""
+    found = loss._buffers.get("weight", _NO_BUFFER)
+    return loss.weight if found is _NO_BUFFER else found
+
+
+def _weight_kind(loss: Planned) -> tuple[torch.Size, torch.device, bool] | None:
+    weight = _weight(loss)
+    return None if weight is None else (weight.shape, weight.device, weight.requires_grad)
+
+
+def _are_plain(logits: object, target: object, mask: object) -> bool:
+    """Whether these are tensors with memory of their own: their plan can be kept, and kernels can take their pointers.
+
+    Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(logits) in _PLAIN
+        and type(target) in _PLAIN
+        and (mask is None or type(mask) in _PLAIN)
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
+    losses = [loss for _, loss in terms]
+    check_agreement(("impl", "process_group"), losses)
+    wanted = {name for loss in losses for name in loss.want}
+    want = tuple(name for name in FIELDS if name in wanted)
+    first = losses[0]
+    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want), first.impl)
+
+
+def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
+    """The launches that make the whole loss; None where torch must make it of the sums."""
+    each = [loss.term for _, loss in terms]
+    weights = [_weight(loss) for _, loss in terms]
+    forms = [term.form for term in each if term.form is not None]
+    batch = {term.batch for term in each} - {None}
+    first = each[0]
+    if (
+        not plan.fused
+        or len(forms) < len(each)
+        or len(batch) > 1
+        or first.reduction == "none"
+        or first.activation == "none"
+        or first.group is not None
+        or logits.numel() == 0
+        or any(weight is not None and weight.requires_grad for weight in weights)
+    ):
+        return None
+    for _, loss in terms:
+        loss.check_classes(logits)
+    from polydice.kernels.fused import Formula, FormulaTerm, loss_launches, spec
+
+    formula = Formula(
+        tuple(
+            FormulaTerm(form, factor, term.background, term.skip_absent)
+            for (factor, _), term, form in zip(terms, each, forms, strict=True)
+        ),
+        mean=first.reduction == "mean",
+        over_batch=True in batch,
+        weighted=any(weight is not None for weight in weights),
+    )
+    options = plan.options._replace(want=_distinct(plan.options, plan.labels))
+    return loss_launches(
+        formula, options, plan.labels, spec(logits), spec(target), mask if mask is None else spec(mask)
+    )
+
+
+def _distinct(options: Options, labels: bool) -> tuple[str, ...]:
+    """The wanted sums without those that labels make redundant: y² is y; and under a softmax each pixel that counts has
+    one class, so Σ y of all classes is the number of pixels."""
+    if not labels:
+        return options.want
+    found = {"target" if name == "target_sq" else name for name in options.want}
+    if options.activation == "softmax" and "target" in found:
+        found -= {"pixels"}
+    return tuple(name for name in FIELDS if name in found)
+
+
+def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> bool:
+    """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
+    for name, value in (("logits", logits), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor: {type(value).__name__}")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(f"mask must be a tensor: {type(mask).__name__}; torch.as_tensor makes one")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating: {_show(logits, target)}")
+    if logits.ndim < 2:
+        raise ValueError(f"logits must be [B, C, *spatial]: {_show(logits, target)}")
+    if target.device != logits.device or (mask is not None and mask.device != logits.device):
+        others = f"target on {target.device}" + ("" if mask is None else f", mask on {mask.device}")
+        raise ValueError(f"logits are on {logits.device}, {others}")
+    batch, classes, *spatial = logits.shape
+    if classes == 0:
+        raise ValueError(f"logits have no channel: {_show(logits, target)}")
+    if options.activation == "softmax" and classes == 1:
+        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
+    integer = is_integer(target)
+    plane = ([batch, *spatial], [batch, 1, *spatial])
+    labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
+    if not labels and (target.shape != logits.shape or target.is_complex()):
+        hint = "" if integer or list(target.shape) not in plane else "; class labels must be integers: target.long()"
+        raise ValueError(
+            f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
+            f"{_show(logits, target)}{hint}"
+        )
+    if not labels and options.ignore_index is not None:
+        raise ValueError(
+            f"ignore_index={options.ignore_index} needs labels; pass mask= to leave out pixels of masks: "
+            f"{_show(logits, target)}"
+        )
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"mask must be boolean, or floating to weigh pixels: {_show(logits, target, mask)}")
+    if mask is not None and list(mask.shape) not in plane:
+        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: {_show(logits, target, mask)}")
+    return labels
+
+
+def _show(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> str:
+    given = {"logits": logits, "target": target} | ({} if mask is None else {"mask": mask})
+    return ", ".join(f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in given.items())

@@ -1,0 +1,66 @@
+"""Networks and losses that are not polydice's own are tried on made-up images before hours are spent.
+
+Each raises a `ValueError` that says what was given, what came of it and what was expected.
+"""
+
+import torch
+from torch import Tensor
+
+from polydice.data.prepare import Prepared
+from polydice.models import MODELS, build
+from polydice.training.config import Settings
+from polydice.training.expression import parse_loss
+from polydice.training.inference import patch_for
+from polydice.training.mixed import Mixed
+
+
+def try_network(settings: Settings, prepared: Prepared) -> None:
+    """Whether the network gives logits for images of this data set."""
+    if settings.model in MODELS:
+        return
+    classes = len(prepared.classes)
+    images = torch.rand(1, prepared.channels, *_sides(settings, prepared))
+    told, shape = f"model {settings.model!r}", list(images.shape)
+    try:
+        model = build(settings.model, prepared.channels, classes, **settings.model_options).eval()
+        with torch.no_grad():
+            logits = model(images)
+    except Exception as error:  # it is somebody else's code, and may raise anything
+        raise ValueError(f"{told} failed on images {shape}: {type(error).__name__}: {error}") from error
+    wanted, found = [1, classes, *shape[2:]], _shown(logits)
+    if found != str(wanted):
+        raise ValueError(f"{told} gave {found} for images {shape}, but {classes} classes need logits {wanted}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"{told} has no parameters to train")
+
+
+def try_loss(settings: Settings, prepared: Prepared) -> None:
+    """Whether the loss gives one number, with a gradient, for logits and labels of this data set."""
+    loss = parse_loss(settings.loss, **({} if prepared.ignore is None else {"ignore_index": prepared.ignore}))
+    if not isinstance(loss, Mixed):
+        return
+    classes, sides = len(prepared.classes), _sides(settings, prepared)
+    labels = torch.randint(classes, (2, *sides), dtype=torch.uint8)
+    if prepared.ignore is not None:
+        labels[:, :1] = prepared.ignore
+    for _, each in loss.foreign:
+        logits = torch.randn(2, classes, *sides, requires_grad=True)
+        given = f"logits {list(logits.shape)} and labels {list(labels.shape)}"
+        try:
+            value = each(logits, labels)
+        except Exception as error:  # as above
+            raise ValueError(f"loss {each} failed on {given}: {type(error).__name__}: {error}") from error
+        if not isinstance(value, Tensor) or value.ndim:
+            raise ValueError(f"loss {each} gave {_shown(value)} for {given}, but a network is trained on one number")
+        if not value.requires_grad:
+            raise ValueError(f"loss {each} has no gradient: its value must be computed from the logits by torch")
+
+
+def _sides(settings: Settings, prepared: Prepared) -> tuple[int, ...]:
+    if settings.dims == 3:
+        return settings.patch or patch_for(prepared)
+    return settings.size, settings.size
+
+
+def _shown(value: object) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
