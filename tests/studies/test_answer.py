@@ -43,6 +43,8 @@ def test_the_best_of_those_that_are_better_than_every_baseline_is_taken() -> Non
 def test_where_none_is_clearly_better_one_keeps_what_one_has() -> None:
     verdicts = {"Dice": {}, "A": {"Dice": found("equivalent")}, "B": {"Dice": found("worse", -2.0)}}
     assert answered(verdicts, "Dice", {}, []) == KEEP
+    slight = {"Dice": {}, "A": {"Dice": found(f"better, {LESS}", 0.5)}}
+    assert answered(slight, "Dice", {}, []) == KEEP, "a difference that does not matter"
     assert KEEP == "No loss is clearly better: keep what you have."
     assert answered(verdicts, "Dice", {}, [RATES]) == f"{KEEP} Dice did best at rate 0.04."
 
@@ -149,5 +151,7 @@ def test_one_rate_for_all_is_told() -> None:
     (told,) = warnings([], runs, [], "dice_global")
     assert told.startswith("All losses were trained at one rate, 0.01")
     assert not list(warnings([RATES], runs, [], "dice_global"))
+    runs[0].result["settings"]["rate"] = None
+    assert list(warnings([], runs, [], "dice_global")) == [told], "which is the default of SGD"
     runs[0].result["settings"]["rate"] = 0.02
     assert not list(warnings([], runs, [], "dice_global"))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from polydice.studies.study import Finished
 from polydice.studies.verdicts import MOST, Verdict, enough
+from polydice.training.config import OPTIMIZERS
 from polydice.training.scoring import validation
 
 KEEP = "No loss is clearly better: keep what you have."
@@ -119,8 +120,7 @@ def answered(
         return "There is nothing to compare yet."
     if all(each.kind == "too few runs" for each in every):
         return f"Too few runs for an answer: {_more(every)} give one."
-    ahead = [loss for loss, own in verdicts.items() if own and all("better" in each.kind for each in own.values())]
-    parts = []
+    ahead, parts = [loss for loss, own in verdicts.items() if _ahead([each.kind for each in own.values()])], []
     if ahead:
         best = max(ahead, key=lambda loss: means.get(loss, 0))
         beaten = [
@@ -138,6 +138,11 @@ def answered(
         which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
         parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} decide.")
     return " ".join(parts)
+
+
+def _ahead(kinds: Sequence[str]) -> bool:
+    """Better than every baseline, and not by less than the margin everywhere."""
+    return "better" in kinds and all(kind.startswith("better") for kind in kinds)
 
 
 def _at(loss: str, shown: Sequence[Response]) -> str:
@@ -180,7 +185,7 @@ def warnings(
     shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
 ) -> Iterator[str]:
     """What would make another comparison of this one."""
-    rates = {each.result.get("settings", {}).get(RATE) for each in runs}
+    rates = {_rate(each.result.get("settings", {})) for each in runs}
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
         yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."
     ends: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -199,6 +204,12 @@ def warnings(
             f"In {late} of {len(courses)} runs validation is best at the end: longer trainings would score higher, and "
             "may have another order. This compares speed."
         )
+
+
+def _rate(settings: Mapping[str, Any]) -> float | None:
+    """The rate of a run, or the default of its optimiser; None where the settings were not written down."""
+    rate = settings.get(RATE)
+    return OPTIMIZERS[settings.get("optimizer", "sgd")][RATE] if RATE in settings and rate is None else rate
 
 
 def _shown(value: Value) -> str:
