@@ -1,7 +1,8 @@
 """The report of a study, written into its folder: tables, figures and a page.
 
 Nothing in it depends on when, where or in how many parts the runs were made: a study that was stopped and gone on with
-has the same report as one that was not, to the last byte.
+has the same report as one that was not, to the last byte; but for the minutes that more replicates would take, which
+are those of the runs.
 """
 
 import shlex
