@@ -8,10 +8,11 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from polydice.studies.answer import Tried
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
 from polydice.studies.page import Pair, Section
-from polydice.studies.plateau import Tried, score_against
+from polydice.studies.plateau import score_against
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study, create
 from polydice.training.metrics import evaluate

@@ -1,6 +1,7 @@
 import pytest
 
-from polydice.studies.plateau import Tried, plateau, score_against
+from polydice.studies.answer import Tried, plateau
+from polydice.studies.plateau import score_against
 from tests.studies.made_up import CHOSEN, TRIED
 
 COLOURS = dict.fromkeys(TRIED, "#000000")

@@ -52,7 +52,7 @@ def test_intervals_are_the_differences_in_points(tmp_path: Path) -> None:
         assert panel.ticks == ("Focal Tversky", "PolyDice-1")
         for place, row in enumerate(each.rows[1:]):
             apart = row.differences["dice_foreground"]
-            assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, apart.low, apart.high)))]
+            assert drawn(panel)[row.loss] == [(place, *(100 * x for x in (apart.mean, *apart.interval)))]
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_the_edges_are_those_of_most_intervals(bars: list[tuple[float, float]], 
 
 
 def test_what_reaches_much_farther_than_most_is_cut_off() -> None:
-    """Cross-entropy, 27 points below Dice, where all others are within two of it."""
+    """Two seeds that happen to differ by more than the others; cross-entropy has too few runs for an interval."""
     study = open_study(RESULTS / "hippocampus")
     plot = intervals(compare(study), colours(study.recipe))
     ((low, high), points) = plot.panels[0].cut, drawn(plot.panels[0])
     assert {name for name, ((_, _, *ends),) in points.items() if min(ends) < low or max(ends) > high} == {
-        "Cross-entropy"
+        "PolyDice-1, ε = 0.5"
     }
-    assert high - low < 10
+    assert high - low < 15
     assert "arrow" in plot.caption
     study = open_study(RESULTS / "question-acdc")
     plot = intervals(compare(study), colours(study.recipe))

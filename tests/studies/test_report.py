@@ -88,7 +88,8 @@ def test_any_loss_can_be_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     (forth,), (back,) = compare(study), compare(open_study(study.folder, baseline="PolyDice-1"))
     found = {each.baseline: {row.loss: row.differences for row in each.rows} for each in (forth, back)}
     one, other = found["Dice"]["PolyDice-1"]["dice_global"], found["PolyDice-1"]["Dice"]["dice_global"]
-    assert (one.mean, one.low, one.high) == pytest.approx((-other.mean, -other.high, -other.low))
+    assert one.mean == pytest.approx(-other.mean)
+    assert one.interval == pytest.approx((-other.interval[1], -other.interval[0]))
     page = html.unescape(Path(told["report"]).read_text())
     assert "polydice report DIR --baseline=PolyDice-1</pre>" in page
     assert "(compared with PolyDice-1)</h1>" in page
@@ -221,8 +222,8 @@ def test_results_without_weights_and_images_are_reported_all_the_same(tmp_path: 
         (lambda run: False, "Focal Tversky cannot be compared with Dice"),
         (lambda run: run.loss == "Dice", "PolyDice-1 cannot be compared with Dice"),
         (lambda run: run.loss != "Dice", "Focal Tversky cannot be compared with Dice"),
-        (lambda run: run.fold == 0 and run.seed == 0, "All runs have one seed"),
-        (lambda run: run.seed == 0, ">unclear</"),
+        (lambda run: run.fold == 0 and run.seed == 0, "Too few runs for an answer"),
+        (lambda run: run.seed == 0, ">too few runs</"),
         (lambda run: run.value != "epsilon=0.5", "unfinished"),
         (lambda run: run.seed == 0 or run.fold < 2, "PolyDice-1 is better than Dice"),
     ],
@@ -289,7 +290,7 @@ def test_a_folder_without_a_study_is_told_in_one_line(tmp_path: Path, capsys: py
 
 
 def test_every_packaged_recipe_has_a_report_before_it_is_run(tmp_path: Path) -> None:
-    for name in packaged():
+    for name in packaged().keys() - {"compare"}:  # which is completed from the data
         study = create(name, tmp_path / name, tmp_path / "data", tmp_path / "cache")
         page = write_report(study).read_text(encoding="utf-8")
         assert "not run" in page

@@ -1,6 +1,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -8,27 +9,23 @@ from typing import Any
 import pytest
 
 from polydice.studies.comparison import compare
+from polydice.studies.formats import Table, latex, markdown
 from polydice.studies.study import Study
 from polydice.studies.tables import (
-    Cell,
-    Table,
+    by_dataset,
     choices,
     courses,
     csv_text,
+    details,
     document,
-    latex,
-    markdown,
     notes,
-    overview,
+    pairs,
     record,
     results,
-    terminal,
 )
 from tests.studies.conftest import train_runs
 from tests.studies.made_up import GLOBAL, RECIPE, find_nothing, finish, study_in
 from tests.studies.tiny import RECIPE as TINY
-
-SPITEFUL = r"<script>alert(1)</script> | 50 % of $x_1$ & {a} ~ ^ # \ *b* `c` [d](e)"
 
 
 def cells(table: Table, loss: str) -> dict[str, str]:
@@ -58,20 +55,21 @@ def test_a_row_says_what_was_found_and_what_the_paper_has(
     assert found["Dice"] == f"{100 * score.mean:.2f} ± {100 * score.sd:.2f}"
     assert found["Paper, Table 1"] == "80.93 ± 4.21"
     assert found["Ours − paper"] == f"{100 * row.scores['dice_global'].mean - 80.93:+.2f}".replace("-", "−")
-    wanted = f"{100 * apart.mean:+.2f} [{100 * apart.low:.2f}, {100 * apart.high:.2f}]".replace("-", "−")
+    low, high = (100 * end for end in apart.interval)
+    wanted = f"{100 * apart.mean:+.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
     assert found["Difference to Dice"] == wanted
-    assert found["Seed noise"] == f"{100 * score.seed_noise:.2f}"
+    assert found["Noise"] == f"{100 * score.replicate_noise:.2f}"
     assert found["Runs"] == "6 of 6"
     assert not any("Paper" in name for name in results(mine).header)
     assert [row[1].bold for row in results(cvc).rows] == [False, False, True], "the highest mean"
 
 
 def test_the_overview_is_the_papers_table(tmp_path: Path) -> None:
-    found = overview(compare(study_in(tmp_path, recipe=GLOBAL)), "unet")
+    found = by_dataset(compare(study_in(tmp_path, recipe=GLOBAL)), "unet")
     assert found.header == ("Loss", "cvc-clinicdb", "mine")
     assert cells(found, "Dice")["cvc-clinicdb"].endswith(" (79.31 ± 4.69)")
     assert "(" not in cells(found, "Dice")["mine"]
-    found = overview(compare(study_in(tmp_path / "foreground")), "unet")
+    found = by_dataset(compare(study_in(tmp_path / "foreground")), "unet")
     assert "paper" not in found.title
     assert "(" not in cells(found, "Dice")["cvc-clinicdb"], "it would stand beside another score"
 
@@ -86,7 +84,7 @@ def test_runs_that_have_collapsed_are_marked(tmp_path: Path) -> None:
         f"{100 * cvc.rows[0].scores['dice_foreground'].sd:.2f} †"
     )
     assert found["Runs"] == "6 of 6, 1 collapsed"
-    assert cells(overview([cvc, mine], "unet"), "Dice")["cvc-clinicdb"] == found["Dice"]
+    assert cells(by_dataset([cvc, mine], "unet"), "Dice")["cvc-clinicdb"] == found["Dice"]
     assert [record(cvc, row)["runs_collapsed"] for row in cvc.rows] == [1, 0, 0]
     assert "†" not in "".join(markdown(results(mine)))
     assert any(note.startswith("† ") for note in notes([cvc, mine]))
@@ -127,16 +125,40 @@ def test_the_gradient_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> 
     assert cells(courses(found), "3 x Dice")["Gradient, × Dice"] == "3.00"
 
 
-def test_the_last_weights_stand_beside_the_chosen(trained: Study) -> None:
-    (found,) = compare(trained)
-    for row in found.rows:
-        results = [each.result for each in row.counting.values()]
-        tested_last = [each["last"] for each in results]
-        last, best = (100 * fmean(each["test"]["dice_foreground"] for each in some) for some in (tested_last, results))
-        told = cells(courses(found), row.loss)
-        assert told["Chosen epoch"] == f"{median(each['best_epoch'] for each in results):g}"
-        assert told["Dice, last weights"] == f"{last:.2f}"
-        assert told["Last − chosen"] == f"{last - best:+.2f}".replace("-", "−")
+def test_the_other_weights_stand_beside_those_that_count(trained: Study) -> None:
+    for study, other in ((trained, "last"), (replace(trained, weights="last"), "best")):
+        (found,) = compare(study)
+        for row in found.rows:
+            results = [each.result for each in row.counting.values()]
+            beside = 100 * fmean(each[other]["test"]["dice_foreground"] for each in results)
+            counts = 100 * fmean(each["test"]["dice_foreground"] for each in results)
+            best = results if other == "last" else [each["best"] for each in results]
+            told = cells(courses(found), row.loss)
+            assert told["Best epoch"] == f"{median(each['best_epoch'] for each in best):g}"
+            assert told[f"Dice, {other} weights"] == f"{beside:.2f}"
+            name = "Best − last" if other == "best" else "Last − best"
+            assert told[name] == f"{beside - counts:+.2f}".replace("-", "−")
+
+
+def test_all_pairs_are_told_once(tmp_path: Path) -> None:
+    cvc = compare(study_in(tmp_path))[0]
+    found = pairs(cvc)
+    assert found.header == ("Row − column", "Dice", "Focal Tversky")
+    assert [row[0].text for row in found.rows] == ["Focal Tversky", "PolyDice-1"]
+    means = {row.loss: 100 * row.scores["dice_foreground"].mean for row in cvc.rows}
+    apart = means["PolyDice-1"] - means["Focal Tversky"]
+    assert found.rows[1][2] == (f"{apart:+.2f}", pytest.approx(apart), True)
+    assert found.rows[0][2].text == ""
+
+
+def test_p_values_stand_in_the_details(tmp_path: Path) -> None:
+    three = RECIPE.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")
+    cvc = compare(study_in(tmp_path, recipe=three))[0]
+    told = cells(details(cvc), "PolyDice-1")
+    assert told["Verdict"] == "better"
+    assert told["Replicates × folds"] == "3 × 3"
+    assert 0 < float(told["Wilcoxon's p"]) < 0.05
+    assert "p" not in [name.lower() for name in results(cvc).header]
 
 
 def test_results_that_tell_neither_have_no_such_table(tmp_path: Path) -> None:
@@ -176,43 +198,11 @@ def test_the_csv_holds_the_numbers(tmp_path: Path) -> None:
     assert float(focal["dice_global"]) - 80.93 == pytest.approx(float(focal["to_published"]), abs=1e-4)
 
 
-def test_a_terminal_has_the_columns_that_fit() -> None:
-    rows = (("Dice", "79.31 ± 4.69", "", "6 of 6"), ("Focal Tversky", "80.93", "+1.62 [0.1, 3.2]", "6 of 6"))
-    table = Table("mine, unet", ("Loss", "Dice", "Difference", "Runs"), tuple(tuple(map(Cell, row)) for row in rows))
-    assert terminal(table) == (
-        "mine, unet\n"
-        "Loss           Dice          Difference        Runs\n"
-        "Dice           79.31 ± 4.69                    6 of 6\n"
-        "Focal Tversky  80.93         +1.62 [0.1, 3.2]  6 of 6\n"
-    )
-    assert terminal(table, 53) == terminal(table)
-    assert terminal(table, 52).splitlines()[1:] == [
-        "Loss           Dice          Runs",
-        "Dice           79.31 ± 4.69  6 of 6",
-        "Focal Tversky  80.93         6 of 6",
-    ]
-    assert [line.split()[-1] for line in terminal(table, 5).splitlines()[1:]] == ["Runs", "6", "6"]
-
-
-def test_names_stay_text_in_markdown_and_latex() -> None:
-    table = Table(SPITEFUL, ("Loss", SPITEFUL), ((Cell(SPITEFUL), Cell("1.00 ± 0.10", 1.0, bold=True)),))
-    lines = markdown(table).splitlines()
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:]}) == 1, "as many columns in every line"
-    assert not re.search(r"(?<!\\)([<>`*]|\]\()", "".join(lines).replace("**1.00 ± 0.10**", ""))
-    written = latex(table)
-    assert r"\textbf{1.00 $\pm$ 0.10}" in written
-    body = re.sub(r"\\[&%$#_{}]", "", written)  # what is escaped is out of the game
-    assert body.count("&") == 2, "one between the columns of each row"
-    assert "%" not in body
-    assert "#" not in body
-    assert body.count("{") == body.count("}")
-    assert body.count("$") % 2 == 0
-
-
 def test_the_document_has_the_sentences_the_tables_and_what_is_missing(tmp_path: Path) -> None:
     comparisons = compare(study_in(tmp_path, recipe=GLOBAL))
     found = document("Title", "About.", comparisons, [results(comparisons[0])], ["Dice: 1 of 2 runs not run"])
-    assert found.startswith("# Title\n\nAbout.\n\n- cvc-clinicdb, unet: Focal Tversky is worse than Dice")
+    assert found.startswith("# Title\n\nAbout.\n\ncvc-clinicdb, unet: Take PolyDice-1")
+    assert "\n- Focal Tversky is worse than Dice by " in found
     assert "| Loss | Dice | Paper, Table 1 |" in found
     assert "- Dice: 1 of 2 runs not run" in found
     assert "arXiv:2606.23373" in found

@@ -107,11 +107,12 @@ def _run(
     from polydice.studies.cuts import refuse_another_cut
     from polydice.studies.engine import devices, run_local
     from polydice.studies.estimate import plan
+    from polydice.studies.formats import terminal
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
     from polydice.studies.recipe import RecipeError
     from polydice.studies.report import remarks, write_report
-    from polydice.studies.tables import results, terminal
+    from polydice.studies.tables import results
     from polydice.training.loop import opened
     from polydice.training.rehearsal import try_loss, try_network
 
@@ -159,7 +160,8 @@ def _run(
         width = get_terminal_size().columns if sys.stdout.isatty() else None
         for each in comparisons:
             print("\n" + terminal(results(each), width))
-            print("".join(fill(row.verdict, width or 120) + "\n" for row in each.rows if row.verdict), flush=True)
+            said = [*(row.verdict for row in each.rows if row.verdict), *each.warnings, each.answer]
+            print("".join(fill(line, width or 120) + "\n" for line in said), flush=True)
     for line in told:
         print(line, file=sys.stderr)
     if json_output:

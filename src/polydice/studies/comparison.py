@@ -1,36 +1,41 @@
-"""What a study says so far: on every data set and with every network, each loss beside the baseline."""
+"""What a study says so far: on every data set and with every network, each loss beside the baselines."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple, get_args
 
-import numpy as np
-
+from polydice.studies.answer import Response, answered, forgiving, responses, warnings
+from polydice.studies.grids import Runs, for_difference, for_mean, outcomes_of
+from polydice.studies.outcomes import Score
 from polydice.studies.published import Published, published
 from polydice.studies.recipe import slug
 from polydice.studies.selection import chosen
-from polydice.studies.statistics import Difference, Outcome, Score, Summary, difference, holm, signed_rank, summary
-from polydice.studies.statistics import verdict as sentence
-from polydice.studies.study import Finished, State, Study
-from polydice.training.config import CountingScore
+from polydice.studies.statistics import Difference, Summary, difference, holm, signed_rank, summary
+from polydice.studies.study import State, Study
+from polydice.studies.verdicts import Verdict, in_words, verdict
+from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import collapse
 
 SCORES: tuple[Score, ...] = get_args(Score)
 
-Runs = dict[tuple[int, int], Finished]  # by seed and fold
-
 
 class Paired(NamedTuple):
-    """A loss against the baseline, over the seeds and folds that both have."""
+    """A loss against a baseline, over the replicates and folds that both have."""
 
-    differences: Mapping[Score, Difference]
-    p: float | None  # Wilcoxon's, of the score that counts
-    problem: str  # why there is no difference; empty where there is one
+    differences: Mapping[Score, Difference] = {}
+    verdict: Verdict | None = None  # by the score that counts
+    p: float | None = None  # Wilcoxon's, of the score that counts, after Holm's correction
+    problem: str = ""  # why there is no verdict; empty where there is one
+
+    def sentence(self, loss: str, baseline: str) -> str:
+        if self.verdict is not None:
+            return in_words(self.verdict, loss, baseline)
+        return f"{loss} cannot be compared with {baseline}: {self.problem}."
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,29 @@ class Row:
     counting: Runs  # those that count: where there are values, the one that was chosen
     undefined: int  # runs that would count, but whose test part has no foreground to score
     scores: Mapping[Score, Summary]
-    last: float | None  # the score that counts, of the last epoch's weights, over the runs of the scores
-    differences: Mapping[Score, Difference]  # to the baseline
+    other: float | None  # the score that counts, of the weights that do not, over the runs of the scores
+    compared: Mapping[str, Paired]  # by baseline; two baselines are compared once, in the row of the second
     gradient: float | None  # how many times as large as the baseline's
-    p: float | None  # Wilcoxon's, of the score that counts, after Holm's correction
-    verdict: str  # empty for the baseline
     published: Published | None
 
     @property
     def planned(self) -> int:
         return self.states.total()
+
+    @property
+    def differences(self) -> Mapping[Score, Difference]:
+        """To the first baseline."""
+        return next((each.differences for each in self.compared.values()), {})
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """By baseline."""
+        return {name: each.verdict for name, each in self.compared.items() if each.verdict is not None}
+
+    @property
+    def verdict(self) -> str:
+        """In words, a sentence for each baseline; empty for the first baseline itself."""
+        return " ".join(each.sentence(self.loss, name) for name, each in self.compared.items())
 
     @property
     def to_published(self) -> float | None:
@@ -67,7 +85,7 @@ class Row:
 
     @cached_property
     def values(self) -> dict[int, list[str]]:
-        """Of each fold, the values that were chosen, by seed; empty for a loss without a list of them."""
+        """Of each fold, the values that were chosen, by replicate; empty for a loss without a list of them."""
         found: defaultdict[int, list[str]] = defaultdict(list)
         for (_, fold), each in sorted(self.counting.items()):
             if each.run.value:
@@ -79,9 +97,19 @@ class Row:
 class Comparison:
     dataset: str
     model: str
-    baseline: str
+    baselines: tuple[str, ...]
     score: CountingScore
+    margin: float  # points
+    nested: bool  # every replicate has a cut into folds of its own
+    weights: CountingWeights  # those that count
     rows: tuple[Row, ...]  # as the recipe has the losses
+    pairs: Mapping[tuple[str, str], Verdict]  # of a loss minus one before it; all pairs share one level
+    responses: tuple[Response, ...] = ()  # of each loss, its score against a setting of which several values were tried
+    warnings: tuple[str, ...] = ()  # what would make another comparison of this one
+
+    @property
+    def baseline(self) -> str:
+        return self.baselines[0]
 
     @property
     def title(self) -> str:
@@ -95,9 +123,16 @@ class Comparison:
     def highest(self) -> str:
         """The loss with the highest mean; empty where there is none, or where the means are over different runs."""
         scored = {row.loss: row for row in self.rows if self.score in row.scores}
-        if len({tuple(_for_mean(row.counting)) for row in scored.values()}) > 1:
+        if len({tuple(for_mean(row.counting)) for row in scored.values()}) > 1:
             return ""
         return max(scored, key=lambda loss: scored[loss].scores[self.score].mean, default="")
+
+    @property
+    def answer(self) -> str:
+        """One paragraph for who has no time: which loss, at which rate, is it sure, how forgiving."""
+        means = {row.loss: row.scores[self.score].mean for row in self.rows if self.score in row.scores}
+        told = answered({row.loss: row.verdicts for row in self.rows}, self.baseline, means, self.responses)
+        return " ".join(filter(None, (told, forgiving(self.responses))))
 
 
 def compare(study: Study) -> list[Comparison]:
@@ -115,89 +150,120 @@ def compare(study: Study) -> list[Comparison]:
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1
+    tried = [*study.finished(tuning=True), *(each for each in study.finished() if recipe.values[each.run.loss] > 1)]
 
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
-        baseline, score = runs[dataset, model, recipe.baseline], recipe.score
-        gradients = {loss: _gradients(study, runs[dataset, model, loss]) for loss in recipe.losses}
-        others = [loss for loss in recipe.losses if loss != recipe.baseline]
-        paired = {loss: _paired(runs[dataset, model, loss], baseline, score) for loss in others}
-        adjusted = dict(zip(others, holm([paired[loss].p for loss in others]), strict=True))
-        rows = []
-        for loss in recipe.losses:
-            own, against = runs[dataset, model, loss], paired.get(loss, Paired({}, None, ""))
-            rows.append(
-                Row(
-                    loss, states[dataset, model, loss], own, undefined[dataset, model, loss], _scores(own),
-                    _last(own, score), against.differences, _ratio(gradients[loss], gradients[recipe.baseline]),
-                    adjusted.get(loss), _said(loss, recipe.baseline, against, score, adjusted.get(loss)),
-                    _published(study, dataset, model, loss, own),
-                )
-            )  # fmt: skip
-        comparisons.append(Comparison(dataset, model, recipe.baseline, score, tuple(rows)))
+        own = {loss: runs[dataset, model, loss] for loss in recipe.losses}
+        gradients = {loss: _gradients(study, own[loss]) for loss in recipe.losses}
+        compared = _compared(study, own, _minutes(study, dataset, model, own))
+        rows = [
+            Row(
+                loss, states[dataset, model, loss], own[loss], undefined[dataset, model, loss],
+                _scores(own[loss], recipe.nested), _other(own[loss], recipe.score), compared[loss],
+                _ratio(gradients[loss], gradients[recipe.baseline]), _published(study, dataset, model, loss, own[loss]),
+            )
+            for loss in recipe.losses
+        ]  # fmt: skip
+        every = [each for runs in own.values() for each in runs.values()]
+        once = {loss: choice["value"] for loss in own if (choice := study.choice(dataset, model, loss))}
+        here = (each for each in tried if (each.run.dataset, each.run.model) == (dataset, model))
+        shown = tuple(responses(here, once, recipe.margin))
+        said = warnings(shown, every, [study.history(each.run) for each in every], recipe.score)
+        comparisons.append(
+            Comparison(
+                dataset, model, recipe.baselines, recipe.score, recipe.margin, recipe.nested, study.weights,
+                tuple(rows), _pairs(own, study), shown, tuple(said),
+            )
+        )  # fmt: skip
     return comparisons
 
 
-Pairs = list[tuple[int, int]]  # of seed and fold
+def _compared(study: Study, runs: Mapping[str, Runs], minutes: float | None) -> dict[str, dict[str, Paired]]:
+    """Every loss with every baseline. All comparisons that can have a verdict share one level."""
+    recipe = study.recipe
+    wanted = [
+        (loss, baseline)
+        for loss in recipe.losses
+        for place, baseline in enumerate(recipe.baselines)
+        if loss not in recipe.baselines[: place + 1]
+    ]
+    grids = {pair: for_difference(runs[pair[0]].keys() & runs[pair[1]].keys()) for pair in wanted}
+    sharing = max(1, sum(len({replicate for replicate, _ in grid}) > 1 for grid in grids.values()))
+    found: dict[tuple[str, str], Paired] = {}
+    for (loss, baseline), grid in grids.items():
+        if not grid:
+            found[loss, baseline] = Paired(problem=f"no fold and {_outer(recipe.nested)} has results of both")
+            continue
+        own, other = outcomes_of(runs[loss], grid), outcomes_of(runs[baseline], grid)
+        differences, problems = {}, {}
+        for score in SCORES:
+            try:
+                differences[score] = difference(own, other, score, recipe.nested, sharing)
+            except ValueError as problem:
+                problems[score] = str(problem)
+        if recipe.score in differences:
+            judged = verdict(differences[recipe.score], recipe.margin, minutes)
+            p = signed_rank(own, other, recipe.score, recipe.nested).p
+            found[loss, baseline] = Paired(differences, judged, p)
+        else:
+            found[loss, baseline] = Paired(differences, problem=problems[recipe.score])
+    adjusted = holm([each.p for each in found.values()])
+    rows: dict[str, dict[str, Paired]] = {loss: {} for loss in recipe.losses}
+    for ((loss, baseline), each), p in zip(found.items(), adjusted, strict=True):
+        rows[loss][baseline] = each._replace(p=p)
+    return rows
 
 
-def whole_grids(pairs: Iterable[tuple[int, int]]) -> list[Pairs]:
-    """Every way to take (seed, fold) of those given so that all seeds have the same folds, as many seeds as have them.
-
-    A study that was stopped has some folds under one more seed; a mean over them all would weigh folds unequally.
-
-    >>> whole_grids([(0, 0), (0, 1), (1, 0)])
-    [[(0, 0), (0, 1)], [(0, 0), (1, 0)]]
-    """
-    folds: defaultdict[int, set[int]] = defaultdict(set)
-    for seed, fold in pairs:
-        folds[seed].add(fold)
-    common: set[frozenset[int]] = set()  # what any seeds have in common
-    for own in map(frozenset, folds.values()):
-        common |= {own, *(own & other for other in common)}
-    grids = [product((seed for seed in folds if folds[seed] >= these), these) for these in common if these]
-    return sorted(map(sorted, grids))
+def _pairs(runs: Mapping[str, Runs], study: Study) -> dict[tuple[str, str], Verdict]:
+    """Every two losses, over the runs that both have, where there is more than one replicate of them."""
+    recipe = study.recipe
+    grids = {
+        (later, earlier): grid
+        for earlier, later in combinations(runs, 2)
+        if (grid := for_difference(runs[earlier].keys() & runs[later].keys())) and len({each for each, _ in grid}) > 1
+    }
+    found = {}
+    for (later, earlier), grid in grids.items():
+        own, other = outcomes_of(runs[later], grid), outcomes_of(runs[earlier], grid)
+        apart = difference(own, other, recipe.score, recipe.nested, len(grids))
+        found[later, earlier] = verdict(apart, recipe.margin)
+    return found
 
 
-def _for_mean(pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """The most folds, before the most seeds: folds differ more than losses do, and means stand side by side."""
-    return max(whole_grids(pairs), key=lambda grid: (_folds(grid), len(grid)), default=[])
+def _minutes(study: Study, dataset: str, model: str, runs: Mapping[str, Runs]) -> float | None:
+    """What one more replicate of all losses takes, one run after the other; None if the results do not tell."""
+    counting = [each for own in runs.values() for each in own.values()]
+    seconds = [each.result["seconds"] for each in counting if "seconds" in each.result]
+    replicates = {each.run.replicate for each in counting}
+    if not seconds:
+        return None
+    planned = sum((run.dataset, run.model) == (dataset, model) and run.replicate in replicates for run in study.runs)
+    return fmean(seconds) * planned / len(replicates) / 60
 
 
-def _for_difference(pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """The most pairs of runs; of equally many, more folds."""
-    return max(whole_grids(pairs), key=lambda grid: (len(grid), _folds(grid)), default=[])
+def _outer(nested: bool) -> str:
+    return "replicate" if nested else "seed"
 
 
-def _folds(grid: Pairs) -> int:
-    return len({fold for _, fold in grid})
-
-
-def _outcomes(runs: Runs, pairs: Iterable[tuple[int, int]]) -> list[Outcome]:
-    outcomes = []
-    for seed, fold in pairs:
-        cases = runs[seed, fold].result["cases"]
-        matrices = np.array([case["confusion"] for case in cases], np.int64)
-        outcomes.append(Outcome(seed, fold, tuple(case["group"] for case in cases), matrices))
-    return outcomes
-
-
-def _scores(runs: Runs) -> dict[Score, Summary]:
-    outcomes = _outcomes(runs, _for_mean(runs))
+def _scores(runs: Runs, nested: bool) -> dict[Score, Summary]:
+    outcomes = outcomes_of(runs, for_mean(runs))
     found = {}
     for score in SCORES if outcomes else ():
         try:
-            found[score] = summary(outcomes, score)
+            found[score] = summary(outcomes, score, nested)
         except ValueError:  # no case has a class that this score could count
             continue
     return found
 
 
-def _last(runs: Runs, score: CountingScore) -> float | None:
-    results = [runs[pair].result for pair in _for_mean(runs)]
-    if not results or not all("test" in each.get("last", {}) for each in results):
+def _other(runs: Runs, score: CountingScore) -> float | None:
+    """What the weights that do not count would have scored: `last` or `best` of a result has them."""
+    results = [runs[pair].result for pair in for_mean(runs)]
+    others = [each.get("last") or each.get("best") or {} for each in results]
+    if not others or not all("test" in each for each in others):
         return None
-    return fmean(each["last"]["test"][score] for each in results)
+    return fmean(each["test"][score] for each in others)
 
 
 def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:
@@ -214,27 +280,6 @@ def _ratio(own: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int],
     """Median over the runs that both have."""
     ratios = [own[pair] / other[pair] for pair in own.keys() & other.keys() if other[pair] > 0]
     return median(ratios) if ratios else None
-
-
-def _paired(runs: Runs, baseline: Runs, counts: CountingScore) -> Paired:
-    pairs = _for_difference(runs.keys() & baseline.keys())
-    if not pairs:
-        return Paired({}, None, "no fold and seed has results of both")
-    own, other = _outcomes(runs, pairs), _outcomes(baseline, pairs)
-    found, problems = {}, {}
-    for score in SCORES:
-        try:
-            found[score] = difference(own, other, score)
-        except ValueError as problem:
-            problems[score] = str(problem)
-    p = signed_rank(own, other, counts).p if counts in found else None
-    return Paired(found, p, problems.get(counts, ""))
-
-
-def _said(loss: str, baseline: str, paired: Paired, score: CountingScore, p: float | None) -> str:
-    if score in paired.differences:
-        return sentence(paired.differences[score], loss, baseline, p)
-    return f"{loss} cannot be compared with {baseline}: {paired.problem}." if paired.problem else ""
 
 
 def _published(study: Study, dataset: str, model: str, loss: str, runs: Runs) -> Published | None:

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from polydice.studies.formats import signed
 from polydice.studies.plots import Panel, Plot, Point, Series
 from polydice.studies.style import GREY, RC
-from polydice.studies.tables import signed
 
 GRID = "#E6E6E6"
 PLAIN: dict[Any, Any] = RC | {"text.parse_math": False}  # a name with two $ in it is not a formula

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from polydice.studies.comparison import Comparison, Row
+from polydice.studies.comparison import Comparison
 from polydice.studies.figures import drawings, themed
+from polydice.studies.formats import Table, signed
 from polydice.studies.plots import Plot
-from polydice.studies.statistics import Score
-from polydice.studies.tables import Table, choices, courses, results, signed
+from polydice.studies.tables import choices, courses, details, pairs, results
 
 
 class Pair(NamedTuple):
@@ -58,9 +58,22 @@ class Section:
         return choices(self.comparison)
 
     @property
+    def tables(self) -> list[Table]:
+        every = (self.results, pairs(self.comparison), self.courses, self.choices, self.details)
+        return [table for table in every if table]
+
+    @property
+    def details(self) -> Table | None:
+        return details(self.comparison)
+
+    @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """Whether a loss is better, worse or neither, and the sentence that says so."""
-        return [(_judged(row, self.comparison.score), row.verdict) for row in self.comparison.rows if row.verdict]
+        """The kind of each verdict, and the sentence that says it; open where there is none yet."""
+        return [
+            (each.verdict.kind if each.verdict else "open", each.sentence(row.loss, baseline))
+            for row in self.comparison.rows
+            for baseline, each in row.compared.items()
+        ]
 
     @property
     def losses(self) -> list[str]:
@@ -96,13 +109,3 @@ def _embedded(picture: Path) -> str:
     small = io.BytesIO()
     Image.open(picture).convert("RGB").save(small, "JPEG", quality=85, subsampling=0)
     return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
-
-
-def _judged(row: Row, score: Score) -> str:
-    """As the row's sentence has it: one seed, or what may be chance with so many losses compared, is unclear."""
-    found = row.differences.get(score)
-    if found is None:
-        return "open"
-    if found.seeds == 1 or not found.apart or (row.p is not None and row.p >= 1 - found.level):
-        return "unclear"
-    return "better" if found.mean > 0 else "worse"

@@ -4,35 +4,11 @@ All scores are Dice in percent.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+from polydice.studies.answer import Tried, Value, are_names, ordered, plateau
 from polydice.studies.plots import Panel, Plot, Point, Series
 
-Value = float | str  # a rate, the name of an optimiser
 WIDE = 8  # times the least value: from there on a setting is drawn by its logarithm
-
-
-class Tried(NamedTuple):
-    """A value, and the mean, the lowest and the highest of the runs that had it."""
-
-    value: Value
-    mean: float
-    low: float | None = None  # None where a single run has no range
-    high: float | None = None
-
-
-def plateau(tried: Sequence[Tried], margin: float) -> list[Value]:
-    """The values within `margin` of the best: of numbers, those around it without a gap; of names, all.
-
-    >>> plateau([Tried(0.01, 90.6), Tried(0.04, 92.3), Tried(0.16, 91.7)], margin=1.0)
-    [0.04, 0.16]
-    """
-    tried = _ordered(tried)
-    best = max(range(len(tried)), key=lambda place: tried[place].mean)
-    near = [place for place, each in enumerate(tried) if each.mean >= tried[best].mean - margin]
-    if not _named(tried):
-        near = [place for place in near if set(range(min(place, best), max(place, best))) <= set(near)]
-    return [tried[place].value for place in near]
 
 
 def score_against(
@@ -44,12 +20,12 @@ def score_against(
     `tried`, `chosen` and `colour` are by loss. Numbers lie on an axis, of logarithms if they differ much; names, as of
     optimisers, stand side by side.
     """
-    curves = {loss: _ordered(each) for loss, each in tried.items() if len(each) > 1}
-    every = _ordered([each for curve in curves.values() for each in curve])
+    curves = {loss: ordered(each) for loss, each in tried.items() if len(each) > 1}
+    every = ordered([each for curve in curves.values() for each in curve])
     values = list(dict.fromkeys(each.value for each in every))
     if len(values) < 2:
         return None
-    named = _named(every)
+    named = are_names(every)
     x = {value: float(place if named else value) for place, value in enumerate(values)}
     series = []
     for loss, curve in curves.items():
@@ -68,13 +44,3 @@ def score_against(
         "ring. The longer its bar, the more forgiving the loss."
     )
     return Plot(name, title, caption, "points", (panel,))
-
-
-def _ordered(tried: Sequence[Tried]) -> list[Tried]:
-    """Numbers by size, names as they come."""
-    found = [Tried(*each) for each in tried]
-    return found if _named(found) else sorted(found, key=lambda each: each.value)
-
-
-def _named(tried: Sequence[Tried]) -> bool:
-    return any(isinstance(each.value, str) for each in tried)

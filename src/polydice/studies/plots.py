@@ -13,10 +13,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from polydice.studies.comparison import Comparison, Runs
+from polydice.studies.comparison import Comparison
 from polydice.studies.families import SYMBOLS, line_title, lines, member
+from polydice.studies.grids import Runs
+from polydice.studies.outcomes import Score
 from polydice.studies.recipe import Variant, slug
-from polydice.studies.statistics import Score
 from polydice.studies.study import Finished, Study
 from polydice.training.metrics import STRATA
 from polydice.training.scoring import validation
@@ -76,15 +77,14 @@ def intervals(comparisons: Sequence[Comparison], colour: Mapping[str, str]) -> P
     """The difference of each loss to the baseline, with its 95 % interval: a panel for each data set and network."""
     panels = []
     for each in comparisons:
-        rows = [row for row in each.rows if each.score in row.differences]
+        found = {row.loss: row.differences[each.score] for row in each.rows if each.score in row.differences}
+        spans = {loss: (apart, apart.interval) for loss, apart in found.items() if apart.interval}
         series = []
-        for place, row in enumerate(rows):
-            found = row.differences[each.score]
-            point = Point(place, 100 * found.mean, 100 * found.low, 100 * found.high)
-            series.append(Series(row.loss, colour[row.loss], (point,)))
+        for place, (loss, (apart, (low, high))) in enumerate(spans.items()):
+            series.append(Series(loss, colour[loss], (Point(place, 100 * apart.mean, 100 * low, 100 * high),)))
         if series:
             axis = f"percentage points above {each.baseline}"
-            names = tuple(row.loss for row in rows)
+            names = tuple(spans)
             panels.append(Panel(each.title, "", axis, tuple(series), names, _cut([one.points[0] for one in series])))
     caption = "An interval that holds 0 means that these runs cannot tell the loss from the baseline."
     if any(panel.cut for panel in panels):

@@ -1,25 +1,28 @@
 """The report of a study, written into its folder: tables, figures and a page.
 
 Nothing in it depends on when, where or in how many parts the runs were made: a study that was stopped and gone on with
-has the same report as one that was not, to the last byte.
+has the same report as one that was not, to the last byte; but for the minutes that more replicates would take, which
+are those of the runs.
 """
 
 import shlex
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
 
 from polydice import __version__
 from polydice.data.usable import in_words
-from polydice.studies import plots, tables
+from polydice.studies import formats, plots, tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
-from polydice.studies.page import Section, page
+from polydice.studies.page import Pair, Section, page
+from polydice.studies.plateau import score_against
 from polydice.studies.plots import Plot
+from polydice.studies.pool import Pool
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.recipe import Planned
 from polydice.studies.study import State, Study
@@ -35,8 +38,8 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     comparisons = compare(study) if comparisons is None else comparisons
     out, recipe = study.report_folder, study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
-    overviews = [tables.overview(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
-    own = [table for section in sections for table in (section.results, section.courses, section.choices) if table]
+    overviews = [tables.by_dataset(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
+    own = [table for section in sections for table in section.tables]
     every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
 
     listed = [*(f"trained on {line}" for line in _used(study)), *missing]
@@ -45,7 +48,7 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     about += [] if study.against is None else [f"compared with {study.against}"]
     title = f"{recipe.title} ({', '.join(about)})" if about else recipe.title
     write_text(out / "tables.csv", tables.csv_text(comparisons))
-    write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(tables.latex, every)]))
+    write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(formats.latex, every)]))
     write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, listed, told))
     content = page(
         title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
@@ -87,10 +90,30 @@ def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tup
         return found
 
     sections = [
-        Section(each, written(make(study, each, colour) for make in plots.EACH), _pictures(study, each, folder))
+        Section(
+            each, written(make(study, each, colour) for make in plots.EACH), _pictures(study, each, folder),
+            each.answer, each.warnings, written(_tuned(each, colour)), _pairs(each),
+        )
         for each in comparisons
-    ]
+    ]  # fmt: skip
     return written(plots.shared(study, comparisons, colour)), sections
+
+
+def _tuned(comparison: Comparison, colour: Mapping[str, str]) -> Iterator[Plot | None]:
+    """The score against each setting of which several values were tried."""
+    for setting in dict.fromkeys(each.setting for each in comparison.responses):
+        own = {each.loss: each for each in comparison.responses if each.setting == setting}
+        tried, chosen = ({loss: getattr(each, name) for loss, each in own.items()} for name in ("tried", "chosen"))
+        name, title = f"tuned-{setting}-{comparison.slug}", f"Score against {setting}: {comparison.title}"
+        yield score_against(setting, tried, chosen, comparison.margin, colour, name=name, title=title)
+
+
+def _pairs(comparison: Comparison) -> dict[tuple[str, str], Pair]:
+    return {
+        pair: Pair(each.mean, each.low, each.high, each.kind)
+        for pair, each in comparison.pairs.items()
+        if each.low is not None and each.high is not None
+    }
 
 
 def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
@@ -104,7 +127,8 @@ def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
 def _commands(study: Study) -> str:
     options = "" if study.weights == study.recipe.weights else f" --weights {study.weights}"
     options += "" if study.against is None else f" --baseline={shlex.quote(study.against)}"
-    return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{options}"
+    more = "".join(f" {shlex.quote(part.folder.name)}" for part in study.parts[1:]) if isinstance(study, Pool) else ""
+    return f"polydice study recipe.toml --data DATA --out DIR\npolydice report DIR{more}{options}"
 
 
 def _facts(study: Study) -> Iterator[str]:
@@ -138,7 +162,7 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
         for row in each.rows:
             score, found = row.scores.get(each.score), row.differences.get(each.score)
             over = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
-            over += f", its difference over {_count(found.seeds * found.folds, 'pair')}" if found else ""
+            over += f", its difference over {_count(found.replicates * found.folds, 'pair')}" if found else ""
             for state, why in WAITING.items():
                 if row.states[state]:
                     yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{over}"

@@ -1,17 +1,18 @@
-"""A study's tables: built once, and written as Markdown, LaTeX and CSV."""
+"""A study's tables, built once for the page, for Markdown, for LaTeX and for CSV."""
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from polydice.studies.comparison import SCORES, Comparison, Row
 from polydice.studies.families import SYMBOLS
+from polydice.studies.formats import Cell, Table, markdown, plain, signed
+from polydice.studies.outcomes import Score
 from polydice.studies.published import SOURCE
-from polydice.studies.statistics import Score, Summary
+from polydice.studies.statistics import Difference, Summary
+from polydice.studies.verdicts import Verdict
 
 # What counts, and beside it the other score of the same confusion matrix.
 COUNTS: dict[Score, str] = {
@@ -30,16 +31,26 @@ NOTES = (
     "Dice per case, dice_case, is the mean over the foreground classes of a case, then over the cases. All are in "
     "percent, mean ± standard deviation over the folds; the highest mean is bold if all are over the same runs, which "
     "proves nothing by itself.",
-    "A difference is to the baseline, over the same folds and seeds, with its 95 % interval, in percentage points. "
-    "Seed noise is the standard deviation of the mean from seed to seed. Where runs are missing, a mean is over the "
-    "seeds with the most folds, and a difference over the most pairs of runs in which all seeds have the same folds.",
+    "A difference is to the baseline, over the same folds and replicates, with its 95 % interval, in points. All "
+    "comparisons with baselines share one level: in 95 of 100 studies all of their intervals hold the truth. Where "
+    "there are too few runs, there is no interval. Noise is the standard deviation of the mean from replicate to "
+    "replicate. Where runs are missing, a mean is over the replicates with the most folds, and a difference over the "
+    "most pairs of runs in which all replicates have the same folds.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
     "value of them.",
 )
 MARK = "†"
 CHOICE = (
-    "The chosen epoch is the one whose weights did best on validation and are tested, median over the runs. The last "
-    "weights are those of the last epoch, tested on the same cases."
+    "The best epoch is the one whose weights did best on validation, median over the runs; the last weights are "
+    "those of the last epoch. Both are tested on the same cases."
+)
+PAIRS = (
+    "In the table of all pairs a number is the loss of its row minus that of its column. There are more comparisons, "
+    "which share one level: it is bold where its interval excludes 0."
+)
+DETAILS = (
+    "Wilcoxon's p is over the pairs of runs, from three replicates on, after Holm's correction for all losses. It is "
+    "approximate, since the pairs share training data, and decides nothing: the interval does."
 )
 GRADIENT = (
     "Gradient is its norm as a multiple of the baseline's, median over epochs and runs, each loss at the weights that "
@@ -50,73 +61,98 @@ COLLAPSED = (
     "they are named above."
 )
 UNDEFINED = "– Dice of the foreground is not defined: no test case has any."
-# What LaTeX would act on, or does not know.
-SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
-SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-SPECIAL |= {"±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\varepsilon$", "κ": r"$\kappa$"}
-SPECIAL |= {"γ": r"$\gamma$", "|": "$|$", "†": r"$\dagger$", "–": "--"}
-
-
-class Cell(NamedTuple):
-    text: str
-    order: float | None = None  # what a column is sorted by, where it is not the text
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 def results(comparison: Comparison) -> Table:
-    """Each loss's scores, the paper's where it has this data set and network, and the differences to the baseline."""
+    """Each loss's scores, the paper's where it has this data set and network, and the differences to the baselines."""
     table = next((row.published.table for row in comparison.rows if row.published), "")
     paper = [f"Paper, {table}", "Ours − paper"]  # beside the score that it has
     counts, (other, name) = comparison.score, BESIDE[comparison.score]
     header = ["Loss", "Dice", *(paper if counts == "dice_global" else [])]
-    header += [f"Difference to {comparison.baseline}", "Seed noise", name, *(paper if other == "dice_global" else [])]
-    header += ["Dice per case", "Difference, per case", "Runs"]
+    header += [*(f"Difference to {baseline}" for baseline in comparison.baselines), "Noise", name]
+    header += [*(paper if other == "dice_global" else []), "Dice per case", "Difference, per case", "Runs"]
     rows = []
     for row in comparison.rows:
         score = row.scores.get(counts)
-        noise = score.seed_noise if score else None
+        noise = score.replicate_noise if score else None
         published = [
             Cell(str(row.published or ""), row.published and float(row.published.mean)),
             Cell(signed(row.to_published), row.to_published),
         ]
+        apart = (row.compared[each].differences if each in row.compared else {} for each in comparison.baselines)
         cells = [Cell(row.loss), _counting(comparison, row), *(published if counts == "dice_global" else [])]
-        cells += [_difference(row, counts), Cell("" if noise is None else f"{100 * noise:.2f}", noise)]
+        cells += [*(_difference(each.get(counts)) for each in apart), Cell(*_text(noise, 100))]
         cells += [_mean(row.scores.get(other)), *(published if other == "dice_global" else [])]
-        cells += [_mean(row.scores.get("dice_case")), _difference(row, "dice_case"), _runs(row)]
+        cells += [_mean(row.scores.get("dice_case")), _difference(row.differences.get("dice_case")), _runs(row)]
         rows.append(cells)
-    return _filled(comparison.title, header, rows)  # one seed has no seed noise, and the baseline alone no difference
+    return _filled(comparison.title, header, rows)  # one replicate has no noise, and the baseline alone no difference
 
 
 def courses(comparison: Comparison) -> Table | None:
     """What else one should know of the runs before a difference is put down to the loss."""
-    tested = any(row.last is not None for row in comparison.rows)  # or else there was no choice, or it is not told
+    tested = any(row.other is not None for row in comparison.rows)  # or else there was no choice, or it is not told
     if not tested and all(row.gradient is None for row in comparison.rows):
         return None
-    header = ["Loss", "Chosen epoch", "Dice, last weights", "Last − chosen", f"Gradient, × {comparison.baseline}"]
+    counts, other = ("last", "best") if comparison.weights == "last" else ("best", "last")
+    header = ["Loss", "Best epoch", f"Dice, {other} weights", f"{other.capitalize()} − {counts}"]
+    header += [f"Gradient, × {comparison.baseline}"]
     rows = []
     for row in comparison.rows:
-        epochs = [each.result["best_epoch"] for each in row.counting.values()]
-        chosen = median(epochs) if epochs and tested else None
-        chosen_score = row.scores.get(comparison.score)
-        apart = None if row.last is None or chosen_score is None else 100 * (row.last - chosen_score.mean)
-        cells = [Cell(row.loss), Cell("" if chosen is None else f"{chosen:g}", chosen)]
-        cells += [Cell("" if row.last is None else f"{100 * row.last:.2f}", row.last), Cell(signed(apart), apart)]
-        cells.append(Cell("" if row.gradient is None else f"{row.gradient:.2f}", row.gradient))
-        rows.append(cells)
+        epochs = [each.result.get("best", each.result)["best_epoch"] for each in row.counting.values()]
+        best = median(epochs) if epochs and tested else None
+        score = row.scores.get(comparison.score)
+        apart = None if row.other is None or score is None else 100 * (row.other - score.mean)
+        cells = [Cell(row.loss), Cell("" if best is None else f"{best:g}", best), Cell(*_text(row.other, 100))]
+        rows.append([*cells, Cell(signed(apart), apart), Cell(*_text(row.gradient))])
     return _filled("How the runs went", header, rows)
+
+
+def pairs(comparison: Comparison) -> Table | None:
+    """Every loss less every loss before it; of two losses, the results say it all."""
+    losses = [row.loss for row in comparison.rows if any(row.loss in pair for pair in comparison.pairs)]
+    if len(losses) < 3:
+        return None
+    rows = []
+    for loss in losses[1:]:
+        found = [comparison.pairs.get((loss, other)) for other in losses[:-1]]
+        cells = [Cell(signed(each.mean), each.mean, _apart(each)) if each else Cell("") for each in found]
+        rows.append((Cell(loss), *cells))
+    return Table("All pairs", ("Row − column", *losses[:-1]), tuple(rows))
+
+
+def _apart(found: Verdict) -> bool:
+    return found.kind.startswith(("better", "worse"))
+
+
+def details(comparison: Comparison) -> Table | None:
+    """What the verdicts come from."""
+    rows = []
+    for row in comparison.rows:
+        for baseline, each in row.compared.items():
+            found = each.differences.get(comparison.score)
+            if found is None or each.verdict is None:
+                continue
+            spread = None if found.noise is None else found.noise.of_mean()
+            error = None if spread is None else float(spread.variance) ** 0.5
+            freedom = None if spread is None else float(spread.freedom)
+            rows.append(
+                (
+                    Cell(row.loss), Cell(baseline), _difference(found), Cell(each.verdict.kind),
+                    Cell(*_text(error, 100)), Cell("" if freedom is None else f"{freedom:.1f}", freedom),
+                    Cell(f"{found.replicates} × {found.folds}", found.replicates * found.folds),
+                    Cell("" if each.p is None else f"{each.p:.2g}", each.p),
+                )
+            )  # fmt: skip
+    header = ["Loss", "Baseline", "Difference", "Verdict", "Standard error", "Degrees of freedom"]
+    header += ["Replicates × folds", "Wilcoxon's p"]
+    return _filled("How the verdicts were found", header, rows) if rows else None
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What the columns mean."""
     rows = [row for each in comparisons for row in each.rows]
-    told = {CHOICE: any(row.last is not None for row in rows), GRADIENT: any(row.gradient is not None for row in rows)}
+    told = {CHOICE: any(row.other is not None for row in rows), PAIRS: any(map(pairs, comparisons))}
+    told |= {DETAILS: any(map(details, comparisons)), GRADIENT: any(row.gradient is not None for row in rows)}
     told |= {COLLAPSED: any(row.collapsed for row in rows), UNDEFINED: any(row.undefined for row in rows)}
     return [COUNTS[comparisons[0].score], *NOTES, *(note for note, needed in told.items() if needed)]
 
@@ -128,7 +164,7 @@ def _filled(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -
     return Table(title, tuple(header[place] for place in places), kept)
 
 
-def overview(comparisons: Sequence[Comparison], model: str) -> Table:
+def by_dataset(comparisons: Sequence[Comparison], model: str) -> Table:
     """A network's losses by data set, as the paper's tables have them, its own figures in brackets."""
     mine = [each for each in comparisons if each.model == model]
     rows = []
@@ -145,13 +181,13 @@ def overview(comparisons: Sequence[Comparison], model: str) -> Table:
 
 
 def choices(comparison: Comparison) -> Table | None:
-    """The values that were chosen on validation, fold by fold, in the order of the seeds."""
+    """The values that were chosen on validation, fold by fold, in the order of the replicates."""
     listed = [row for row in comparison.rows if row.values]
     if not listed:
         return None
     folds = sorted({fold for row in listed for fold in row.values})
     rows = tuple((Cell(row.loss), *(Cell(_chosen(row.values.get(fold, []))) for fold in folds)) for row in listed)
-    return Table("Chosen on validation, seed by seed", ("Loss", *(f"Fold {fold}" for fold in folds)), rows)
+    return Table("Chosen on validation, replicate by replicate", ("Loss", *(f"Fold {fold}" for fold in folds)), rows)
 
 
 def state(row: Row) -> str:
@@ -173,20 +209,22 @@ def record(comparison: Comparison, row: Row) -> dict[str, Any]:
         found |= {
             score: scored and _percent(scored.mean),
             f"{score}_sd": scored and _percent(scored.sd),
-            f"{score}_seed_noise": scored and _percent(scored.seed_noise),
+            f"{score}_noise": scored and _percent(scored.replicate_noise),
             f"{score}_difference": apart and _percent(apart.mean),
-            f"{score}_low": apart and _percent(apart.low),
-            f"{score}_high": apart and _percent(apart.high),
+            f"{score}_low": apart and apart.interval and _percent(apart.interval[0]),
+            f"{score}_high": apart and apart.interval and _percent(apart.interval[1]),
         }
     return found | {
-        "last": _percent(row.last),
+        "weights": comparison.weights,
+        "other_weights": _percent(row.other),
         "gradient": row.gradient,
         "runs_counted": row.scores[comparison.score].runs if comparison.score in row.scores else 0,
-        "p_holm": row.p,
+        "p_holm": next((each.p for each in row.compared.values()), None),
         "published": row.published and float(row.published.mean),
         "published_sd": row.published and float(row.published.sd),
         "to_published": None if row.to_published is None else round(row.to_published, 4),
         "chosen": "; ".join(f"fold {fold}: {', '.join(values)}" for fold, values in row.values.items()),
+        "verdicts": "; ".join(f"{each.kind}: {name}" for name, each in row.verdicts.items()),
         "verdict": row.verdict,
     }
 
@@ -206,45 +244,15 @@ def document(
     remarks: Iterable[str] = (),
 ) -> str:  # fmt: skip
     """Everything as one Markdown file: the sentences, the runs to look at, the tables, what was not run."""
-    said = [
-        f"- {_plain(each.title)}: {_plain(row.verdict)}" for each in comparisons for row in each.rows if row.verdict
-    ]
-    parts = [f"# {_plain(title)}", _plain(about), "\n".join(said), "\n".join(f"- {_plain(line)}" for line in remarks)]
+    parts = [f"# {plain(title)}", plain(about)]
+    for each in comparisons:
+        parts.append(plain(f"{each.title}: {each.answer}" if len(comparisons) > 1 else each.answer))
+        said = [*(row.verdict for row in each.rows if row.verdict), *each.warnings]
+        parts.append("\n".join(f"- {plain(line)}" for line in said))
+    parts.append("\n".join(f"- {plain(line)}" for line in remarks))
     parts += [markdown(table).strip() for table in tables]
-    parts += ["\n".join(f"- {_plain(line)}" for line in missing), *notes(comparisons)]
+    parts += ["\n".join(f"- {plain(line)}" for line in missing), *notes(comparisons)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def markdown(table: Table) -> str:
-    rows = [[f"**{_plain(cell.text)}**" if cell.bold else _plain(cell.text) for cell in row] for row in table.rows]
-    lines = [list(map(_plain, table.header)), ["---"] * len(table.header), *rows]
-    return f"### {_plain(table.title)}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def terminal(table: Table, width: int | None = None) -> str:
-    """Plain text in columns; those that do not fit into `width` are left out, the last one never."""
-    header, rows = list(table.header), [[cell.text for cell in row] for row in table.rows]
-    while True:
-        lines = [header, *rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        if width is None or sum(widths) + 2 * len(widths) - 2 <= width or len(header) <= 2:
-            break
-        for line in lines:
-            del line[-2]
-    text = ["  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([table.title, *text]) + "\n"
-
-
-def latex(table: Table) -> str:
-    """Takes \\usepackage{booktabs}."""
-    rows = [[rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row] for row in table.rows]
-    lines = [rf"  {' & '.join(row)} \\" for row in [list(map(_tex, table.header)), *rows]]
-    body = "\n".join([r"  \toprule", lines[0], r"  \midrule", *lines[1:], r"  \bottomrule"])
-    columns = "l" + "r" * (len(table.header) - 1)
-    return (
-        f"\\begin{{table}}\n  \\centering\n  \\caption{{{_tex(table.title)}}}\n"
-        f"  \\begin{{tabular}}{{{columns}}}\n{body}\n  \\end{{tabular}}\n\\end{{table}}\n"
-    )
 
 
 def _counting(comparison: Comparison, row: Row) -> Cell:
@@ -260,12 +268,18 @@ def _mean(score: Summary | None, otherwise: str = "", bold: bool = False) -> Cel
     return Cell(f"{100 * score.mean:.2f}{spread}", score.mean, bold)
 
 
-def _difference(row: Row, score: Score) -> Cell:
-    found = row.differences.get(score)
+def _difference(found: Difference | None) -> Cell:
     if found is None:
         return Cell("")
-    low, high = (f"{100 * end:.2f}".replace("-", "−") for end in (found.low, found.high))
-    return Cell(f"{signed(100 * found.mean)} [{low}, {high}]", found.mean)
+    text = signed(100 * found.mean)
+    if found.interval is not None:
+        text += f" [{', '.join(f'{100 * end:.2f}' for end in found.interval)}]".replace("-", "−")
+    return Cell(text, found.mean)
+
+
+def _text(number: float | None, factor: int = 1) -> tuple[str, float | None]:
+    """A number as it is written, and for the order."""
+    return ("" if number is None else f"{factor * number:.2f}"), number
 
 
 def _chosen(values: Sequence[str]) -> str:
@@ -283,19 +297,5 @@ def _runs(row: Row) -> Cell:
     return Cell(f"{row.states['done']} of {row.planned}{more}", row.states["done"])
 
 
-def signed(points: float | None) -> str:
-    """Percentage points with their sign; nothing if there are none."""
-    return "" if points is None else f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
-
-
 def _percent(score: float | None) -> float | None:
     return None if score is None else round(100 * score, 4)
-
-
-def _plain(text: str) -> str:
-    """Text in which Markdown finds nothing to act on."""
-    return re.sub(r"([\\`*_<>|#~]|\](?=\())", r"\\\1", " ".join(text.split()))
-
-
-def _tex(text: str) -> str:
-    return "".join(SPECIAL.get(character, character) for character in text)
