@@ -5,14 +5,14 @@ import pytest
 triton = pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize(("half", "channels_last", "backward"), list(product((False, True), repeat=3)))
+@pytest.mark.parametrize(("half", "channels_last", "entropy", "backward"), list(product((False, True), repeat=4)))
 def test_a_tile_holds_all_classes_and_no_more_than_a_thread_can(
-    half: bool, channels_last: bool, backward: bool
+    half: bool, channels_last: bool, entropy: bool, backward: bool
 ) -> None:
     from polydice.kernels.tiles import MOST_GROUPS, tile
 
     for classes, pixels in product(range(1, 600), (1, 224**2, 128**3)):
-        found = tile(classes, pixels, half, channels_last, backward)
+        found = tile(classes, pixels, half, channels_last, entropy, backward)
         rows = found.groups * found.classes
         assert rows >= classes, "no class is left out"
         assert found.classes == triton.next_power_of_2(found.classes), "as Triton's tensors are"

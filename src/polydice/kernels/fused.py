@@ -216,7 +216,8 @@ def _launch(
     batch, classes, count = logits.shape
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
-    shape = tile(classes, count, logits.dtype.itemsize == 2, logits.strides[1] == 1, backward)
+    half, channels_last, entropy = logits.dtype.itemsize == 2, logits.strides[1] == 1, "cross_entropy" in options.want
+    shape = tile(classes, count, half, channels_last, entropy, backward)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
@@ -241,7 +242,7 @@ def _launch(
         "STAGES": block.stages,
     }
     if backward:
-        wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": "cross_entropy" in options.want}
+        wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": entropy}
         return Launch(
             pass_backward, batch * programs, (*numbers, *result.strides), constants | wanted | {"HAS_SCALE": scaled},
             logits.device, num_warps=block.warps, maxnreg=block.registers,

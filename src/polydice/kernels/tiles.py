@@ -25,9 +25,10 @@ class Tile(NamedTuple):
     registers: int | None = None  # of a thread at most
 
 
-def tile(classes: int, pixels: int, half: bool, channels_last: bool, backward: bool) -> Tile:
+def tile(classes: int, pixels: int, half: bool, channels_last: bool, entropy: bool, backward: bool) -> Tile:
     """Measured on an H200. Up to 24 classes stay within a thread; more are shared out over lanes and warps, so that a
-    thread holds 64 elements of the tile. `half`: logits of 16 bits."""
+    thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums, which
+    takes registers of its own."""
     block = triton.next_power_of_2(classes)
     if channels_last and classes in (8, 16):  # a pixel's logits are one wide load
         return Tile(1, classes, 128, vector=4, warps=1, stages=2, resident=8)
@@ -41,9 +42,9 @@ def tile(classes: int, pixels: int, half: bool, channels_last: bool, backward: b
         return Tile(1, block, 16, vector=4, warps=16, stages=1, resident=4)
     groups = triton.cdiv(classes, ROWS)
     if backward and not channels_last:
-        most = 232 if block == 128 else None
+        most = 232 if block == 128 and not entropy else None
         return Tile(groups, ROWS, 64, vector=4, warps=block // 32, stages=4, resident=256 // block, registers=most)
-    if half and groups * ROWS < block <= 128:  # so many less that half as many programs again fit
+    if half and groups * ROWS < block <= 128 and not entropy:  # so many less that half as many programs again fit
         return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=768 // block, registers=168)
     return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)
 
