@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -11,10 +12,11 @@ import torch
 from polydice.studies.answer import Tried
 from polydice.studies.comparison import compare
 from polydice.studies.families import colours
-from polydice.studies.page import Pair, Section
+from polydice.studies.page import Section
 from polydice.studies.plateau import score_against
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study, create
+from polydice.studies.verdicts import Verdict
 from polydice.training.metrics import evaluate
 
 RECIPE = """
@@ -107,11 +109,6 @@ def finish(study: Study, run: Planned, found: float = 1, foreground: bool = True
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-ANSWER = (
-    "No loss is clearly better than Dice: keep what you have. PolyDice-1 at rate 0.01 is 0.4 points above Dice at rate "
-    "0.04 (95 % interval −0.2 to 1.0), equivalent within 1 point. It is the most forgiving: rates from 0.01 to 0.16 "
-    "are within 1 point of its best."
-)
 WARNING = "The best rate of Focal Tversky, 0.16, is the largest that was tried: a larger one may be better."
 TRIED = {
     "Dice": [
@@ -135,9 +132,9 @@ TRIED = {
 }
 CHOSEN = {"Dice": 0.04, "Focal Tversky": 0.16, "PolyDice-1": 0.01}
 PAIRS = {
-    ("Focal Tversky", "Dice"): Pair(-2.1, -2.9, -1.3, "worse"),
-    ("PolyDice-1", "Dice"): Pair(0.4, -0.2, 1.0, "equivalent"),
-    ("PolyDice-1", "Focal Tversky"): Pair(0.5, 0.1, 0.9, "better, but by less than the margin"),
+    ("Focal Tversky", "Dice"): Verdict("worse", -2.1, -2.9, -1.3, 1.0),
+    ("PolyDice-1", "Dice"): Verdict("equivalent", 0.4, -0.2, 1.0, 1.0),
+    ("PolyDice-1", "Focal Tversky"): Verdict("better, but by less than the margin", 0.5, 0.1, 0.9, 1.0),
 }
 
 
@@ -155,5 +152,5 @@ def answered(study: Study) -> list[Section]:
             title="How forgiving about the rate",
         )
         assert plot is not None
-        sections.append(Section(each, [], "made up", ANSWER, [WARNING], [plot], PAIRS))
+        sections.append(Section(replace(each, warnings=(WARNING,), pairs=PAIRS), [], "made up", [plot]))
     return sections

@@ -12,7 +12,7 @@ from polydice.studies.page import page as render
 from polydice.studies.plots import Panel, Plot, Point, Series
 from polydice.studies.report import write_report
 from tests.studies.browser import ask, needs_chromium
-from tests.studies.made_up import ANSWER, ONE_SET, RECIPE, WARNING, answered, study_in
+from tests.studies.made_up import ONE_SET, RECIPE, WARNING, answered, study_in
 
 SCRIPT = "<script>alert(1)</script>"
 SPITEFUL = RECIPE.replace("mine]", f'"{SCRIPT}"]').replace("Made up", f"{SCRIPT} & <img src=x onerror=alert(2)>")
@@ -92,7 +92,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_answer_comes_first_then_what_it_rests_on(answer: str) -> None:
     parts = [
-        ANSWER,
+        '<p class="answer">Take PolyDice-1: it is better',
         WARNING,
         'class="verdicts"',
         "How forgiving about the rate</h3>",

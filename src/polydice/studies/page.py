@@ -5,10 +5,10 @@ Jinja escapes whatever it is given but for the drawings, in which matplotlib has
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
@@ -18,15 +18,7 @@ from polydice.studies.figures import drawings, themed
 from polydice.studies.formats import Table, signed
 from polydice.studies.plots import Plot
 from polydice.studies.tables import choices, courses, details, pairs, results
-
-
-class Pair(NamedTuple):
-    """A loss less another one, in points, with the interval and what follows from it."""
-
-    mean: float
-    low: float
-    high: float
-    verdict: str
+from polydice.studies.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -36,10 +28,7 @@ class Section:
     comparison: Comparison
     plots: Sequence[Plot]
     pictures: Path | str  # the PNG of test cases, or why there is none
-    answer: str = ""  # to what the study asks, in words
-    warnings: Sequence[str] = ()  # that the answer needs
     tuned: Sequence[Plot] = ()  # beside the verdicts
-    pairs: Mapping[tuple[str, str], Pair] = field(default_factory=dict)  # the first loss less the second
 
     @property
     def title(self) -> str:
@@ -74,6 +63,11 @@ class Section:
             for row in self.comparison.rows
             for baseline, each in row.compared.items()
         ]
+
+    @property
+    def pairs(self) -> dict[tuple[str, str], Verdict]:
+        """Those that have an interval: the first loss less the second."""
+        return {pair: each for pair, each in self.comparison.pairs.items() if each.low is not None}
 
     @property
     def losses(self) -> list[str]:

@@ -19,7 +19,7 @@ from polydice.studies import formats, plots, tables
 from polydice.studies.comparison import Comparison, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import PLAIN, drawn
-from polydice.studies.page import Pair, Section, page
+from polydice.studies.page import Section, page
 from polydice.studies.plateau import score_against
 from polydice.studies.plots import Plot
 from polydice.studies.pool import Pool
@@ -91,11 +91,13 @@ def _drawn(study: Study, comparisons: Sequence[Comparison], folder: Path) -> tup
 
     sections = [
         Section(
-            each, written(make(study, each, colour) for make in plots.EACH), _pictures(study, each, folder),
-            each.answer, each.warnings, written(_tuned(each, colour)), _pairs(each),
+            each,
+            written(make(study, each, colour) for make in plots.EACH),
+            _pictures(study, each, folder),
+            written(_tuned(each, colour)),
         )
         for each in comparisons
-    ]  # fmt: skip
+    ]
     return written(plots.shared(study, comparisons, colour)), sections
 
 
@@ -106,14 +108,6 @@ def _tuned(comparison: Comparison, colour: Mapping[str, str]) -> Iterator[Plot |
         tried, chosen = ({loss: getattr(each, name) for loss, each in own.items()} for name in ("tried", "chosen"))
         name, title = f"tuned-{setting}-{comparison.slug}", f"Score against {setting}: {comparison.title}"
         yield score_against(setting, tried, chosen, comparison.margin, colour, name=name, title=title)
-
-
-def _pairs(comparison: Comparison) -> dict[tuple[str, str], Pair]:
-    return {
-        pair: Pair(each.mean, each.low, each.high, each.kind)
-        for pair, each in comparison.pairs.items()
-        if each.low is not None and each.high is not None
-    }
 
 
 def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
