@@ -101,8 +101,8 @@ def test_no_number_of_replicates_replaces_patients() -> None:
         ),
         (
             Verdict("undecided", 1.2, -0.3, 2.7, 1.0, 1, 130.0),
-            "X scores 1.20 points above Dice (95 % interval −0.30 to 2.70): undecided. 1 more replicate (about 2.2 "
-            "hours) should decide it.",
+            "X scores 1.20 points above Dice (95 % interval −0.30 to 2.70): undecided. 1 more replicate (about 130 "
+            "minutes, or 2 hours) should decide it.",
         ),
         (
             Verdict("too few runs", 5.0, None, None, 1.0, 2),

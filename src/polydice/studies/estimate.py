@@ -10,18 +10,19 @@ from torch.nn import functional as F
 from polydice.data.prepare import Prepared
 from polydice.models import build
 from polydice.studies.agenda import Agenda
+from polydice.studies.formats import duration
 from polydice.studies.study import Study
 from polydice.training.config import Settings
-from polydice.training.inference import patch_for
+from polydice.training.rehearsal import sides
 
-Network = tuple[str, str]  # a data set, and a network on it
+Pair = tuple[str, str]  # a data set, and a network on it
 
 STEPS = 2  # that are timed, after one that is not
 FORWARD = 1 / 3  # of a step's time: a case that is validated or tested on goes through the network once, and not back
 FEW = 2  # images are timed on a CPU, where time grows with their number; a GPU is given the whole batch
 
 
-def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Network, Prepared]) -> str:
+def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Pair, Prepared]) -> str:
     """The runs that are left and about how many minutes they take, in words. `at_once` is how many are trained at a
     time; None if that is not known."""
     tuning, compared = agenda.counts()
@@ -36,24 +37,23 @@ def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Network, Prepare
     left = [run for run in every if (run.dataset, run.model) in prepared]
     first = {(run.dataset, run.model): run for run in reversed(left)}
     try:
-        for network in first.keys() - known.keys():
+        for pair in first.keys() - known.keys():
             told = f"guessed from {STEPS} steps of training; the first runs will tell better"
-            known[network] = timed(agenda.study.settings(first[network]), prepared[network])
+            known[pair] = timed(agenda.study.settings(first[pair]), prepared[pair])
     except (ImportError, RuntimeError, ValueError):  # no memory for it, say: the run itself will tell
         return unknown
     finally:
         torch.cuda.empty_cache()  # the runs will need it
     seconds = sum(known[run.dataset, run.model] for run in left) / min(at_once, len(left))
-    return f"{text}, {at_once} at a time: about {_duration(seconds)}, {told}"
+    return f"{text}, {at_once} at a time: about {duration(seconds / 60)}, {told}"
 
 
 def timed(settings: Settings, prepared: Prepared) -> float:
     """Seconds of a run, guessed: a network of its size takes a few steps."""
     gpu = torch.cuda.is_available() and settings.device != "cpu"
     device = torch.device("cuda" if gpu else "cpu")
-    batch = settings.batch or (24 if settings.dims == 2 else 2)
-    count = batch if gpu else min(batch, FEW)
-    shape = (settings.size,) * 2 if settings.dims == 2 else settings.patch or patch_for(prepared)
+    count = settings.batch_size if gpu else min(settings.batch_size, FEW)
+    shape = sides(settings, prepared)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as runs are trained that share the cores
     try:
@@ -76,26 +76,16 @@ def timed(settings: Settings, prepared: Prepared) -> float:
     return float(per_item * (trained + FORWARD * looked_at))
 
 
-def _known(study: Study) -> dict[Network, float]:
+def _known(study: Study) -> dict[Pair, float]:
     """The mean seconds of the runs that are finished."""
-    found: dict[Network, list[float]] = {}
+    found: dict[Pair, list[float]] = {}
     for run, result in (*study.finished(tuning=True), *study.finished()):
         if "seconds" in result:
             found.setdefault((run.dataset, run.model), []).append(result["seconds"])
-    return {network: fmean(seconds) for network, seconds in found.items()}
+    return {pair: fmean(seconds) for pair, seconds in found.items()}
 
 
 def _now(gpu: bool) -> float:
     if gpu:
         torch.cuda.synchronize()
     return time.monotonic()
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(20), _duration(1500), _duration(30_000)
-    ('1 minute', '25 minutes', '500 minutes (8 hours)')
-    """
-    minutes = max(1, round(seconds / 60))
-    hours = f" ({round(minutes / 60)} hours)" if minutes >= 120 else ""
-    return f"{minutes} minute{'s' * (minutes != 1)}{hours}"

@@ -1,4 +1,4 @@
-"""How a table is written: Markdown, LaTeX, plain text in columns."""
+"""How a table is written: Markdown, LaTeX, plain text in columns. And how a number is."""
 
 import re
 from dataclasses import dataclass
@@ -59,6 +59,16 @@ def latex(table: Table) -> str:
 def signed(points: float | None) -> str:
     """Percentage points with their sign; nothing if there are none."""
     return "" if points is None else f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
+
+
+def duration(minutes: float) -> str:
+    """
+    >>> duration(0.4), duration(31.2), duration(300)
+    ('1 minute', '31 minutes', '300 minutes, or 5 hours')
+    """
+    whole = max(1, round(minutes))
+    hours = f", or {round(whole / 60)} hours" if whole >= 120 else ""
+    return f"{whole} minute{'s' * (whole != 1)}{hours}"
 
 
 def plain(text: str) -> str:

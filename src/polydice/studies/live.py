@@ -3,12 +3,12 @@
 import sys
 import time
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO
 
 from polydice.studies.engine import Event
+from polydice.studies.formats import duration
 from polydice.studies.recipe import Planned
 from polydice.studies.study import Study
 from polydice.training.watch import HISTORY
@@ -52,7 +52,7 @@ class Live:
             text += f", {self.no_data.total()} without data"
         if self.ended and left:
             seconds = (time.monotonic() - self.started) / self.ended * left
-            text += f", about {timedelta(seconds=round(seconds))} left"
+            text += f", about {duration(seconds / 60)} left"
         return text
 
     def say(self, line: str) -> None:

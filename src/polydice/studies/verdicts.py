@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from polydice.studies.formats import duration
 from polydice.studies.noise import Floats, Noise
 from polydice.studies.statistics import LEVEL, NARROW, Difference, half_width
 
@@ -99,16 +100,6 @@ def enough(found: Verdict) -> str:
     """How many replicates it takes, and how long."""
     many = f"{found.more} more replicate{'' if found.more == 1 else 's'}"
     return many if found.minutes is None else f"{many} (about {duration(found.minutes)})"
-
-
-def duration(minutes: float) -> str:
-    """
-    >>> duration(0.4), duration(31.2), duration(300)
-    ('1 minute', '31 minutes', '5.0 hours')
-    """
-    if minutes >= 120:
-        return f"{minutes / 60:.1f} hours"
-    return f"{max(1, round(minutes))} minute{'' if round(minutes) <= 1 else 's'}"
 
 
 def _points(points: float) -> str:

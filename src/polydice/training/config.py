@@ -179,6 +179,11 @@ class Settings:
         return self.network.dims
 
     @property
+    def batch_size(self) -> int:
+        """Images, slices or patches in a batch, over all processes."""
+        return self.batch or (24 if self.dims == 2 else 2)
+
+    @property
     def preparation(self) -> "Preparation":
         """How the data set is made ready for it."""
         from polydice.data.prepare import Preparation

@@ -19,7 +19,7 @@ def try_network(settings: Settings, prepared: Prepared) -> None:
     if settings.model in MODELS:
         return
     classes = len(prepared.classes)
-    images = torch.rand(1, prepared.channels, *_sides(settings, prepared))
+    images = torch.rand(1, prepared.channels, *sides(settings, prepared))
     told, shape = f"model {settings.model!r}", list(images.shape)
     try:
         model = build(settings.model, prepared.channels, classes, **settings.model_options).eval()
@@ -39,12 +39,12 @@ def try_loss(settings: Settings, prepared: Prepared) -> None:
     loss = parse_loss(settings.loss, **({} if prepared.ignore is None else {"ignore_index": prepared.ignore}))
     if not isinstance(loss, Mixed):
         return
-    classes, sides = len(prepared.classes), _sides(settings, prepared)
-    labels = torch.randint(classes, (2, *sides), dtype=torch.uint8)
+    classes, shape = len(prepared.classes), sides(settings, prepared)
+    labels = torch.randint(classes, (2, *shape), dtype=torch.uint8)
     if prepared.ignore is not None:
         labels[:, :1] = prepared.ignore
     for _, each in loss.foreign:
-        logits = torch.randn(2, classes, *sides, requires_grad=True)
+        logits = torch.randn(2, classes, *shape, requires_grad=True)
         given = f"logits {list(logits.shape)} and labels {list(labels.shape)}"
         try:
             value = each(logits, labels)
@@ -56,7 +56,8 @@ def try_loss(settings: Settings, prepared: Prepared) -> None:
             raise ValueError(f"loss {each} has no gradient: its value must be computed from the logits by torch")
 
 
-def _sides(settings: Settings, prepared: Prepared) -> tuple[int, ...]:
+def sides(settings: Settings, prepared: Prepared) -> tuple[int, ...]:
+    """Of the images or patches that the network is trained on."""
     if settings.dims == 3:
         return settings.patch or patch_for(prepared)
     return settings.size, settings.size

@@ -41,7 +41,7 @@ class Run:
         self, settings: Settings, process: Process, dataset: Dataset, prepared: Prepared, loss: Objective
     ) -> None:
         self.settings, self.process, self.prepared, self.used = settings, process, prepared, used(dataset)
-        self.batch = settings.batch or (24 if settings.dims == 2 else 2)
+        self.batch = settings.batch_size
         patch = settings.patch or (patch_for(prepared) if settings.dims == 3 else None)
         every_fold = split(prepared.cases, settings.split, settings.folds, settings.split_seed)
         if process.first:
