@@ -18,6 +18,7 @@ from polydice.studies import qualitative as module
 from polydice.studies.comparison import compare
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.study import Study, open_study
+from polydice.training.config import CountingWeights
 from polydice.training.inference import Network
 from polydice.training.metrics import confusion
 from tests.studies.made_up import study_in
@@ -36,10 +37,10 @@ def views(study: Study) -> tuple[list[module.Finished], list[module.View]]:
     return runs, module._views(module._prepared(study, runs[0]), runs, networks)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_the_pictures_show_the_predictions_that_were_scored(trained: Study, last: bool) -> None:
+@pytest.mark.parametrize("weights", ["best", "last"])
+def test_the_pictures_show_the_predictions_that_were_scored(trained: Study, weights: CountingWeights) -> None:
     """An image is a case here: its confusion matrix, made again from what is shown, is that of the result."""
-    runs, shown = views(open_study(trained.folder, last))
+    runs, shown = views(open_study(trained.folder, weights))
     assert [each.run.loss for each in runs] == ["Dice", "PolyDice-1"]
     assert len(shown) == 4
     for view in shown:

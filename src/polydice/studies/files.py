@@ -9,6 +9,7 @@ import numpy as np
 from polydice.data.cases import DataError
 from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import completed, validation
+from polydice.training.weights import counted
 from polydice.values import Count, NotNegative, Range, Seed, check
 
 MOST_PIXELS = 2**53
@@ -73,7 +74,7 @@ class Last(TypedDict, total=False):
     test: Scores
 
 
-class Chosen(TypedDict, total=False):
+class RunSettings(TypedDict, total=False):
     """The settings of a run, as far as a report reads them."""
 
     score: CountingScore
@@ -102,7 +103,7 @@ class Result(TypedDict):
     cases: list[Case]
     versions: dict[str, str]
     device: str
-    settings: NotRequired[Chosen]
+    settings: NotRequired[RunSettings]
     used: NotRequired[Used]
     last: NotRequired[Last]
 
@@ -116,7 +117,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a run, from its settings.json or its result.json."""
     found = _read(path, path.read_bytes(), dict[str, Any], "remove the run's folder and train it again")
     settings: dict[str, Any] = found.get("settings", found)
-    _check(path, settings, Chosen, "remove the run's folder and train it again")
+    _check(path, settings, RunSettings, "remove the run's folder and train it again")
     return settings
 
 
@@ -141,8 +142,8 @@ def read_result(path: Path, weights: CountingWeights = "best") -> dict[str, Any]
     if weights == "last":
         if not {"test", "cases"} <= result.get("last", {}).keys():
             raise DataError(f"{path} does not have the cases of the last weights: {again}")
-        last = result.pop("last")
-        result |= last | {"best": {name: result[name] for name in last.keys() & result.keys()}}
+        best = {name: result[name] for name in result["last"].keys() & result.keys()}
+        result = counted(result, "last") | {"best": best}
         _check(path, result, Result, again)
     _check_matrices(path, result["cases"], again)
     result["settings"] = result.get("settings", {}) | {"weights": weights}  # what is at its top is of these

@@ -25,7 +25,8 @@ from polydice.training.inference import Network
 from polydice.training.loop import opened
 from polydice.training.metrics import dice_per_class
 from polydice.training.overlay import visible
-from polydice.training.predict import BEST, LAST, load
+from polydice.training.predict import load
+from polydice.training.weights import FILES
 
 # Which cases are shown: by how well the first loss does on them. Cases picked by hand could prove anything.
 PLACES = {"worst": 0.0, "lower third": 1 / 3, "upper third": 2 / 3, "best": 1.0}
@@ -81,7 +82,7 @@ def _together(study: Study, comparison: Comparison) -> list[Finished]:
 
 
 def _file(study: Study) -> str:
-    return LAST if study.weights == "last" else BEST
+    return FILES[study.weights]
 
 
 def _prepared(study: Study, each: Finished) -> Prepared:

@@ -4,15 +4,17 @@ import json
 import sys
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
+
+from polydice.training.config import CountingWeights
 
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     more: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = (),
-    weights: Literal["last", "best"] | None = None,
+    weights: CountingWeights | None = None,
     baseline: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:

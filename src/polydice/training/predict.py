@@ -31,7 +31,6 @@ from polydice.training.processes import usable_device
 from polydice.training.weights import FILES, counting_file
 from polydice.values import Count, check
 
-BEST, LAST = FILES["best"], FILES["last"]
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
 
 
@@ -146,7 +145,9 @@ def load(
     except ForeignError as error:
         raise CheckpointError(f"{path} holds a network that is not polydice's own, {error}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say what network it holds ({error!r}): give a run's {BEST}") from error
+        raise CheckpointError(
+            f"{path} does not say what network it holds ({error!r}): give a run's {FILES['best']}"
+        ) from error
     network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
     return Predictor(network, model["channels"], classes, intensity, preparation, flips)
 
