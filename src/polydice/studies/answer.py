@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from polydice.studies.study import Finished
 from polydice.studies.verdicts import MOST, Verdict, enough
-from polydice.training.config import OPTIMIZERS
 from polydice.training.scoring import validation
 
 KEEP = "No loss is clearly better: keep what you have."
@@ -185,7 +184,7 @@ def warnings(
     shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
 ) -> Iterator[str]:
     """What would make another comparison of this one."""
-    rates = {_rate(each.result.get("settings", {})) for each in runs}
+    rates = {each.result.get("settings", {}).get(RATE) for each in runs}  # older results may not have it
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
         yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."
     ends: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -204,12 +203,6 @@ def warnings(
             f"In {late} of {len(courses)} runs validation is best at the end: longer trainings would score higher, and "
             "may have another order. This compares speed."
         )
-
-
-def _rate(settings: Mapping[str, Any]) -> float | None:
-    """The rate of a run, or the default of its optimiser; None where the settings were not written down."""
-    rate = settings.get(RATE)
-    return OPTIMIZERS[settings.get("optimizer", "sgd")][RATE] if RATE in settings and rate is None else rate
 
 
 def _shown(value: Value) -> str:

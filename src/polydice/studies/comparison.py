@@ -193,7 +193,7 @@ def _compared(study: Study, runs: Mapping[str, Runs], minutes: float | None) -> 
     found: dict[tuple[str, str], Paired] = {}
     for (loss, baseline), grid in grids.items():
         if not grid:
-            found[loss, baseline] = Paired(problem=f"no fold and {_outer(recipe.nested)} has results of both")
+            found[loss, baseline] = Paired(problem=f"no fold and {recipe.outer} has results of both")
             continue
         own, other = outcomes_of(runs[loss], grid), outcomes_of(runs[baseline], grid)
         differences, problems = {}, {}
@@ -240,10 +240,6 @@ def _minutes(study: Study, dataset: str, model: str, runs: Mapping[str, Runs]) -
         return None
     planned = sum((run.dataset, run.model) == (dataset, model) and run.replicate in replicates for run in study.runs)
     return fmean(seconds) * planned / len(replicates) / 60
-
-
-def _outer(nested: bool) -> str:
-    return "replicate" if nested else "seed"
 
 
 def _scores(runs: Runs, nested: bool) -> dict[Score, Summary]:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydice.studies.noise import Floats
 from polydice.training.metrics import dice_per_class
 
 Score = Literal["dice_foreground", "dice_global", "dice_case"]
-Floats = NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
