@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydice import CrossEntropyLoss, DiceLoss, PixelSums, pixel_sums
 from polydice.kernels import reference
-from polydice.sums import FIELDS
+from polydice.kernels.fields import FIELDS
 from tests.reference import (
     ACTIVATIONS,
     Case,

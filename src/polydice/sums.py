@@ -14,7 +14,7 @@ from polydice.kernels.plan import plan_sums
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
 
-__all__ = ["ACTIVATIONS", "FIELDS", "IMPLEMENTATIONS", "PixelSums", "check_option", "pixel_sums"]
+__all__ = ["PixelSums", "pixel_sums"]
 
 
 def pixel_sums(

@@ -5,7 +5,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
 from polydice.kernels import eager, reference
-from polydice.sums import FIELDS
+from polydice.kernels.fields import FIELDS
 from tests.reference import (
     ACTIVATIONS,
     Case,

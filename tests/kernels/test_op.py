@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
 from polydice.kernels import eager
-from polydice.sums import FIELDS
+from polydice.kernels.fields import FIELDS
 from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
 
 # torch's own compiler makes an instance of every autograd function and loads torch.jit, and torch warns of both.

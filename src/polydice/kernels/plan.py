@@ -45,7 +45,7 @@ class Term(NamedTuple):
     skip_absent: bool
 
 
-class Planned(Protocol):
+class LossLike(Protocol):
     """What is read of a loss here."""
 
     want: tuple[str, ...]
@@ -60,7 +60,7 @@ class Planned(Protocol):
     def check_classes(self, logits: Tensor) -> None: ...
 
 
-Terms = Sequence[tuple[float, Planned]]
+Terms = Sequence[tuple[float, LossLike]]
 
 
 class Plan(NamedTuple):
@@ -168,13 +168,13 @@ def stacked_weights(terms: Terms) -> Tensor | None:
     return torch.stack([weight.to(torch.float64) for weight in each])
 
 
-def _weight(loss: Planned) -> Tensor | None:
+def _weight(loss: LossLike) -> Tensor | None:
     """`loss.weight`. nn.Module's own lookup of a buffer takes longer than that of a plan."""
     found = loss._buffers.get("weight", _NO_BUFFER)
     return loss.weight if found is _NO_BUFFER else found
 
 
-def _weight_kind(loss: Planned) -> tuple[torch.Size, torch.device, bool] | None:
+def _weight_kind(loss: LossLike) -> tuple[torch.Size, torch.device, bool] | None:
     weight = _weight(loss)
     return None if weight is None else (weight.shape, weight.device, weight.requires_grad)
 
