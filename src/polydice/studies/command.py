@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -13,6 +14,9 @@ from polydice.training.config import CACHE
 from polydice.values import Count, Range
 
 if TYPE_CHECKING:
+    from polydice.data.prepare import Prepared
+    from polydice.studies.agenda import Agenda
+    from polydice.studies.recipe import Planned
     from polydice.studies.study import Study
 
 Share = Annotated[float, Range(0, open=True), Range(0, 1)]
@@ -101,43 +105,17 @@ def _run(
     study: "Study", engine: str, jobs: int | None, per_gpu: int, address: str | None, gpu_share: float,
     json_output: bool,
 ) -> int:  # fmt: skip
-    from polydice.data.usable import described
     from polydice.studies.agenda import Agenda
-    from polydice.studies.comparison import compare
-    from polydice.studies.cuts import refuse_another_cut
     from polydice.studies.engine import devices, run_local
     from polydice.studies.estimate import plan
-    from polydice.studies.formats import terminal
     from polydice.studies.live import Live
     from polydice.studies.ray_engine import run_ray
-    from polydice.studies.recipe import RecipeError
-    from polydice.studies.report import remarks, write_report
-    from polydice.studies.tables import results
-    from polydice.training.loop import opened
-    from polydice.training.rehearsal import try_loss, try_network
 
-    states = {run: study.state(run) for run in study.runs}
-    missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
-    if set(states.values()) == {"no data"}:
-        folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
-        raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
-    for name in missing:
-        print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+    _name_missing_data(study)
     agenda = Agenda(study)
     ready, at_once = agenda.ready(), devices(jobs, per_gpu)
-    # Once for all runs, and before the first: what cannot be trained is refused, and what is trained on is said.
-    sets = {}
-    for run in {(run.dataset, run.model, run.expression): run for run in ready}.values():
-        settings, pair = study.settings(run), (run.dataset, run.model)
-        if pair not in sets:
-            sets[pair] = opened(settings)
-            refuse_another_cut(agenda.study, run.dataset, sets[pair][1].cases)
-            try_network(settings, sets[pair][1])
-        try_loss(settings, sets[pair][1])
-    for line in dict.fromkeys(described(dataset) for dataset, _ in sets.values()):
-        print(line, file=sys.stderr)
+    prepared = _prepared(agenda.study, ready)
     if ready:
-        prepared = {pair: each for pair, (_, each) in sets.items()}
         print(plan(agenda, len(at_once) if engine == "local" else None, prepared), file=sys.stderr, flush=True)
     live = Live(agenda.study)
     agenda.say = live.say
@@ -149,10 +127,55 @@ def _run(
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on with {study.folder}", file=sys.stderr)
         return 130
-    study = agenda.study
+    return _conclude(agenda, json_output)
+
+
+def _name_missing_data(study: "Study") -> None:
+    """Says which data sets are not there; if none is, there is nothing to do."""
+    from polydice.studies.recipe import RecipeError
+
+    states = {run: study.state(run) for run in study.runs}
+    missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
+    if set(states.values()) == {"no data"}:
+        folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
+        raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
+    for name in missing:
+        print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
+
+
+def _prepared(study: "Study", runs: Sequence["Planned"]) -> dict[tuple[str, str], "Prepared"]:
+    """Each data set made ready for each network, once for all runs and before the first: what cannot be trained is
+    refused, and what is trained on is said."""
+    from polydice.data.usable import described
+    from polydice.studies.cuts import refuse_another_cut
+    from polydice.training.loop import opened
+    from polydice.training.rehearsal import try_loss, try_network
+
+    found: dict[tuple[str, str], Prepared] = {}
+    told: dict[str, None] = {}  # each line once, in the order in which they come
+    for run in {(run.dataset, run.model, run.expression): run for run in runs}.values():
+        settings, pair = study.settings(run), (run.dataset, run.model)
+        if pair not in found:
+            dataset, found[pair] = opened(settings)
+            told[described(dataset)] = None
+            refuse_another_cut(study, run.dataset, found[pair].cases)
+            try_network(settings, found[pair])
+        try_loss(settings, found[pair])
+    for line in told:
+        print(line, file=sys.stderr)
+    return found
+
+
+def _conclude(agenda: "Agenda", json_output: bool) -> int:
+    """Writes the report, and says what it says; the exit status."""
+    from polydice.studies.comparison import compare
+    from polydice.studies.formats import terminal
+    from polydice.studies.report import remarks, write_report
+    from polydice.studies.tables import results
+
+    study, failed = agenda.study, agenda.failed()
     comparisons = compare(study)
     report = write_report(study, comparisons)
-    failed = agenda.failed()
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
     told = [*agenda.undecided(), *remarks(study)]
