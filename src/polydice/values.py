@@ -145,3 +145,14 @@ def _check_items(name: str, value: Any, kind: type, hints: tuple[Any, ...]) -> N
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def as_tuple(value: Any) -> Any:
+    """Lists as tuples, which can be compared and kept as they are, in tables too; JSON and TOML have lists alone.
+
+    >>> as_tuple({"patch": [32, 32, 32]})
+    {'patch': (32, 32, 32)}
+    """
+    if isinstance(value, dict):
+        return {name: as_tuple(each) for name, each in value.items()}
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value

@@ -19,6 +19,7 @@ from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Inten
 from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
+from polydice.values import as_tuple
 
 FORMAT = 1  # to be raised whenever the same files and settings would give other arrays
 INDEX, IMAGES, LABELS = "index.json", "images", "labels"
@@ -88,13 +89,13 @@ class Prepared:
         self.classes: tuple[str, ...] = tuple(index["classes"])
         self.ignore: int | None = index.get("ignore")  # VOID, if there can be pixels without a label
         self.channels: int = index["channels"]
-        self.settings = Preparation(**{name: _tuple(value) for name, value in index["settings"].items()})
+        self.settings = Preparation(**{name: as_tuple(value) for name, value in index["settings"].items()})
         self.dims: int = self.settings.dims
 
         counts = [case["items"] for case in index["cases"]]
         ends = np.cumsum(counts).tolist()
         self.cases = tuple(
-            PreparedCase(case["id"], case["group"], _tuple(case["spacing"]), range(end - count, end), case["volume"])
+            PreparedCase(case["id"], case["group"], as_tuple(case["spacing"]), range(end - count, end), case["volume"])
             for case, count, end in zip(index["cases"], counts, ends, strict=True)
         )
         self.case_of = np.repeat(np.arange(len(counts)), counts)
@@ -135,10 +136,6 @@ class Prepared:
 
     def __reduce__(self) -> tuple[type["Prepared"], tuple[Path]]:
         return Prepared, (self.folder,)  # another process maps the files itself: pickled, the arrays would be copied
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _sums(digests: Mapping[Path, str]) -> str:

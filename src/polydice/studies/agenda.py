@@ -1,9 +1,7 @@
 """What is left to train in a study, and in which order: first the runs for the choice of values, and then those that
 wait for a choice, once it is made."""
 
-import sys
-from collections.abc import Callable
-
+from polydice.studies.engine import Say, to_stderr
 from polydice.studies.recipe import Planned
 from polydice.studies.selection import choose, has_diverged
 from polydice.studies.study import Study
@@ -11,14 +9,10 @@ from polydice.studies.study import Study
 Tuned = tuple[str, str, str]  # data set, network and loss
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 class Agenda:
     """Keeps `study` up to date: a choice is written down when the last run that it needs has ended."""
 
-    def __init__(self, study: Study, say: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, study: Study, say: Say = to_stderr) -> None:
         self.study, self.say = study, say
         for tuned in dict.fromkeys(map(_tuned, study.tuning)):  # it may have been stopped just before
             if study.choice(*tuned) is None:

@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 from polydice.data.cases import DataError, Dataset
 from polydice.models import find
 from polydice.studies.axes import TUNABLE
-from polydice.studies.written import SETTINGS, TOP, RecipeError, as_tuple, dumps, in_toml, refuse_unknown
+from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
 from polydice.training.config import Settings
-from polydice.values import check
+from polydice.values import as_tuple, check
 
 AUTO = "auto"
 LOOKED_AT = 8  # cases, which tell the size of the others

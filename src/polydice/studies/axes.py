@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from polydice.studies.written import RESERVED, SETTINGS, RecipeError, as_tuple, refuse_unknown, whole_numbers
+from polydice.studies.written import RESERVED, SETTINGS, RecipeError, refuse_unknown, whole_numbers
+from polydice.values import as_tuple
 
 # Settings that cannot be chosen on validation: with another value, the scores are of other cases or of other pixels, or
 # mean something else, or are the same.

@@ -48,7 +48,7 @@ def run_one(folder: Path, run: Planned, device: str | None = None) -> bool:
     return True
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -57,7 +57,7 @@ def run_local(
     runs: Sequence[Planned],
     report: Report,
     devices: Sequence[str],
-    say: Say = _to_stderr,
+    say: Say = to_stderr,
     tick: Callable[[], None] = lambda: None,
     then: Then = lambda run: (),
 ) -> None:

@@ -37,11 +37,12 @@ from polydice import foreign
 from polydice.models import MODELS
 from polydice.studies.axes import Chosen, Tune, variants
 from polydice.studies.axes import Variant as Variant
-from polydice.studies.written import SETTINGS, as_tuple, loads, whole_numbers
+from polydice.studies.written import SETTINGS, loads, whole_numbers
 from polydice.studies.written import RecipeError as RecipeError
 from polydice.studies.written import slug as slug
 from polydice.suggest import meant
 from polydice.training.config import CountingScore, CountingWeights, Settings
+from polydice.values import as_tuple
 
 PACKAGED = Path(__file__).parents[1] / "recipes"
 TUNING = 999  # the replicate in which values are chosen: no other has its number

@@ -10,7 +10,7 @@ from typing import Any, Required, TypedDict, get_type_hints
 from polydice.data.generate import Options
 from polydice.suggest import meant
 from polydice.training.config import Settings
-from polydice.values import Count, Positive, check
+from polydice.values import Count, Positive, as_tuple, check
 
 # What a study decides for each run by itself.
 RESERVED = {"data", "out", "cache", "fold", "seed", "loss", "resume", "device", "track"}
@@ -138,13 +138,6 @@ def whole_numbers(what: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(each) is int and each >= 0 for each in given):
         raise RecipeError(f"{what} must be a list of whole numbers: {given}")
     return tuple(given)
-
-
-def as_tuple(value: Any) -> Any:
-    """Lists as tuples, which can be compared and kept as they are, in tables too."""
-    if isinstance(value, dict):
-        return {name: as_tuple(each) for name, each in value.items()}
-    return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 
 def _check(name: str, value: Any, hint: Any) -> None:

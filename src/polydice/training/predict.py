@@ -29,7 +29,7 @@ from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
 from polydice.training.weights import FILES, counting_file
-from polydice.values import Count, check
+from polydice.values import Count, as_tuple, check
 
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
 
@@ -135,10 +135,10 @@ def load(
     path = counting_file(checkpoint) if checkpoint.is_dir() else checkpoint
     weights, about = load_weights(path)
     try:
-        model, settings = about["model"], {name: _tuple(value) for name, value in about["preparation"].items()}
+        model, settings = about["model"], {name: as_tuple(value) for name, value in about["preparation"].items()}
         module = build(model["name"], model["channels"], model["classes"], **model["options"])
         module.load_state_dict(weights)
-        patch, classes, intensity = _tuple(about["patch"]), tuple(about["classes"]), about["intensity"]
+        patch, classes, intensity = as_tuple(about["patch"]), tuple(about["classes"]), about["intensity"]
         preparation = Preparation(**settings)
         precision = precision or about.get("precision", "auto")  # older files do not say
         check("precision", precision, Precision)
@@ -150,10 +150,6 @@ def load(
         ) from error
     network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
     return Predictor(network, model["channels"], classes, intensity, preparation, flips)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class _Scan(NamedTuple):
