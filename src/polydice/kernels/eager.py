@@ -252,7 +252,7 @@ def _perhaps_infinite(values: Tensor) -> bool:
 def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
     p, weight = block.p, block.weight
-    # That of cross-entropy needs no division by p: it joins after the activation.
+    # The gradient of cross-entropy joins after the activation: there it needs no division by p.
     wanted = None
     if "cross_entropy" in slope:
         wanted = torch.mul(block.y, slope["cross_entropy"], out=block.spare[0])

@@ -203,7 +203,8 @@ def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | Non
 
 
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
-    """The launches that make the whole loss; None where torch must make it of the sums."""
+    """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
+    that the kernels cannot address as they lie, and more classes than their last step takes."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
     forms = [term.form for term in each if term.form is not None]

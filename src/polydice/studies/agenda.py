@@ -31,7 +31,7 @@ class Agenda:
         return self._decide(_tuned(ended)) if ended.tuning else []
 
     def failed(self) -> list[Planned]:
-        """The runs without which the study is not whole: where a choice is made, runs for it may have failed."""
+        """The failed runs that are still needed. If a choice could be made, failed runs for it are not."""
         open_ones = {_tuned(run) for run in self.study.runs if run.open}
         tuning = [run for run in self.study.tuning if _tuned(run) in open_ones]
         return [run for run in (*tuning, *self.study.runs) if self.study.state(run) == "failed"]

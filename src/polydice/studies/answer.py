@@ -183,7 +183,7 @@ def _factor(response: Response) -> float:
 def warnings(
     shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
 ) -> Iterator[str]:
-    """What would make another comparison of this one."""
+    """Why the same comparison, done in another way, could have another result."""
     rates = {each.result.get("settings", {}).get(RATE) for each in runs}  # older results may not have it
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
         yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."

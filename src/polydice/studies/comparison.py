@@ -105,7 +105,7 @@ class Comparison:
     rows: tuple[Row, ...]  # as the recipe has the losses
     pairs: Mapping[tuple[str, str], Verdict]  # of a loss minus one before it; all pairs share one level
     responses: tuple[Response, ...] = ()  # of each loss, its score against a setting of which several values were tried
-    warnings: tuple[str, ...] = ()  # what would make another comparison of this one
+    warnings: tuple[str, ...] = ()  # why it could have another result if it were done in another way
 
     @property
     def baseline(self) -> str:

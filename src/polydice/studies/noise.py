@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
-POOLED = 0.75  # a level counts on its own where its spread is beyond this quantile of what the levels below let expect
+# The replicates, or the folds of all seeds, vary at least as much as the runs below them. If they vary more than this
+# quantile of what these runs lead one to expect, their own spread counts alone; otherwise both are averaged.
+POOLED = 0.75
 
 
 class Part(NamedTuple):
@@ -18,7 +20,7 @@ class Part(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What is known of the replicates' means: they vary alike, and in part together."""
+    """How the means of the replicates vary: each as much as the others, and partly together."""
 
     one: Part  # the variance of one replicate's mean
     common: Part  # of it, what all replicates have in common, the patients: more replicates do not lower it
@@ -40,8 +42,8 @@ def nested(values: Floats, shares: Floats) -> Noise:
     in them, `[..., replicates, groups]`; from two replicates on.
 
     A replicate's mean varies as its folds do: with its runs, whose seeds are all different, and with its groups. The
-    spread of the replicates' means tells the same once more, but for what they have in common. Where it is larger than
-    the folds explain, it is believed, few as the replicates are; else both are averaged.
+    spread of the replicates' means tells the same once more, but for what they have in common. If it is larger than the
+    folds explain, it counts alone, although there are few replicates; otherwise both are averaged.
     """
     (replicates, folds), groups = values.shape[-2:], shares.shape[-1]
     common = _together(shares * np.sqrt(groups / max(groups - 1, 1)), groups - 1)
@@ -92,6 +94,7 @@ def _part(variance: Floats, freedom: int) -> Part:
 
 
 def _stands_out(level: Part, below: Part) -> NDArray[np.bool_]:
+    """Whether a level varies more than the runs below it explain."""
     known = (level.variance > 0) & (below.variance > 0)
     most = below.variance * stats.f.ppf(POOLED, level.freedom, np.where(known, below.freedom, 1))
     return np.where(known, level.variance > most, level.variance > 0)

@@ -51,7 +51,7 @@ def scored(outcomes: Sequence[Outcome], score: Score, nested: bool) -> Scored:
         _same_cases(run, table[replicates[0], run.fold], "two seeds")
     names = {name: place for place, name in enumerate(sorted({each for run in outcomes for each in run.groups}))}
     values = np.empty((len(replicates), len(folds)))
-    # A split that does not keep groups together has one in several folds: in each it is a part of its own at first.
+    # A split that does not keep groups together can put a group into several folds: first each fold counts its part.
     slopes = np.zeros((len(replicates), len(folds), len(names)))
     fold_of = np.full(slopes.shape, -1)
     for row, column in np.ndindex(values.shape):

@@ -202,7 +202,7 @@ def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str
         if tested is not None and validation(each.result) is not None:
             found = every[run.dataset, run.model][Variant(run.loss, "", run.expression)]
             pair = run.replicate, run.fold
-            # Of several settings with which it is trained, as of several rates, that which validation chooses.
+            # It may be trained with several settings, such as rates: the run that is best on validation counts.
             found[pair] = max(found.get(pair, each), each, key=lambda one: validation(one.result) or 0)
     for parameter, by_line in lines(study.recipe).items():
         for model in study.recipe.models:

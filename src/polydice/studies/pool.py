@@ -11,14 +11,14 @@ from polydice.studies.recipe import Planned, Recipe, RecipeError, slug
 from polydice.studies.study import Study
 from polydice.studies.written import RESERVED
 
-# What may differ: how often a run is saved, and what it is measured by besides.
+# Settings that may differ: they do not change what is trained, nor the scores that are compared.
 HARMLESS = {"save_every", "surfaces", "compile"}
 Place = tuple[str, str, str, str, int, int]
 
 
 @dataclass(frozen=True)
 class Pool(Study):
-    """What it is asked of a run, it asks the study that has it."""
+    """For all that concerns a run, it asks the study that has the run."""
 
     parts: tuple[Study, ...] = ()
 

@@ -17,7 +17,7 @@ else:
 
 # Where a run lies and how it is watched: these may differ when it is resumed.
 CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track", "skip_errors")
-# What only some of the networks take. All have a size.
+# Settings that only some of the networks take. All take a size.
 OF_SOME = sorted({name for model in MODELS.values() for name in model.takes} - {"size"})
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -26,10 +26,10 @@ CACHE = Path.home() / ".cache" / "polydice"
 SETTINGS = "settings.json"  # in the folder of a run
 CountingScore = Literal["dice_foreground", "dice_global"]
 CountingWeights = Literal["last", "best"]
-# What a run meant that was saved before there was such a setting.
+# What these settings were before they existed: a run that was saved then does not say it.
 BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best", "optimizer": "sgd", "nesterov": False}
 
-# What each optimiser has, and what that is if it is not given. SGD's are the paper's. AdamW's rate is that of nnU-Net's
+# The numbers that each optimiser takes, and their defaults. SGD's are the paper's. AdamW's rate is that of nnU-Net's
 # nnUNetTrainerAdam3en4, its decay that of torch.
 OPTIMIZERS: dict[str, dict[str, float]] = {
     "sgd": {"rate": 0.01, "momentum": 0.9, "decay": 1e-4},
