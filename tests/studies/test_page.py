@@ -17,7 +17,7 @@ from tests.studies.made_up import ONE_SET, RECIPE, WARNING, answered, study_in
 SCRIPT = "<script>alert(1)</script>"
 SPITEFUL = RECIPE.replace("mine]", f'"{SCRIPT}"]').replace("Made up", f"{SCRIPT} & <img src=x onerror=alert(2)>")
 SPITEFUL = SPITEFUL.replace('"Focal Tversky"', "\"</script><b onclick='alert(3)'>$x$\"")
-RESULTS, OVERVIEW = 1, 0  # places among the tables that can be sorted
+RESULTS = 1  # its place among the tables that can be sorted
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_sentences_come_first_and_what_made_it_last(page: str) -> None:
 
 CONTENT = {"title": "Made up", "about": "Three losses.", "facts": ["18 of 18 runs done", "3 folds", "2 seeds"]}
 CONTENT |= {"commands": "polydice report DIR", "recipe": "", "versions": "", "notes": []}
-CONTENT |= {name: [] for name in ("shared", "overviews", "remarks", "missing")}
+CONTENT |= {name: [] for name in ("shared", "by_dataset", "remarks", "missing")}
 
 
 @pytest.fixture(scope="module")

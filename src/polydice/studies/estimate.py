@@ -15,16 +15,14 @@ from polydice.studies.study import Study
 from polydice.training.config import Settings
 from polydice.training.rehearsal import sides
 
-Pair = tuple[str, str]  # a data set, and a network on it
-
 STEPS = 2  # that are timed, after one that is not
 FORWARD = 1 / 3  # of a step's time: a case that is validated or tested on goes through the network once, and not back
 FEW = 2  # images are timed on a CPU, where time grows with their number; a GPU is given the whole batch
 
 
-def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[Pair, Prepared]) -> str:
+def plan(agenda: Agenda, at_once: int | None, prepared: Mapping[tuple[str, str], Prepared]) -> str:
     """The runs that are left and about how many minutes they take, in words. `at_once` is how many are trained at a
-    time; None if that is not known."""
+    time; None if that is not known. `prepared` has the data by data set and network."""
     tuning, compared = agenda.counts()
     runs = f"{tuning} to choose values and {compared} to compare" if tuning else "all to compare"
     text = f"{tuning + compared} runs to train ({runs})"
@@ -76,9 +74,9 @@ def timed(settings: Settings, prepared: Prepared) -> float:
     return float(per_item * (trained + FORWARD * looked_at))
 
 
-def _known(study: Study) -> dict[Pair, float]:
-    """The mean seconds of the runs that are finished."""
-    found: dict[Pair, list[float]] = {}
+def _known(study: Study) -> dict[tuple[str, str], float]:
+    """The mean seconds of the runs that are finished, by data set and network."""
+    found: dict[tuple[str, str], list[float]] = {}
     for run, result in (*study.finished(tuning=True), *study.finished()):
         if "seconds" in result:
             found.setdefault((run.dataset, run.model), []).append(result["seconds"])

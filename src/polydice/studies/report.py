@@ -38,9 +38,9 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     comparisons = compare(study) if comparisons is None else comparisons
     out, recipe = study.report_folder, study.recipe
     shared, sections = _drawn(study, comparisons, out / "figures")
-    overviews = [tables.by_dataset(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
+    by_dataset = [tables.by_dataset(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in section.tables]
-    every, told, missing = [*overviews, *own], remarks(study), list(_missing(study, comparisons))
+    every, told, missing = [*by_dataset, *own], remarks(study), list(_missing(study, comparisons))
 
     listed = [*(f"trained on {line}" for line in _used(study)), *missing]
     told_weights = {"last": "weights of the last epoch", "best": "weights that were best on validation"}
@@ -51,7 +51,7 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(formats.latex, every)]))
     write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, listed, told))
     content = page(
-        title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, overviews=overviews,
+        title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, by_dataset=by_dataset,
         sections=sections, remarks=told, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
         commands=_commands(study),
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
