@@ -8,7 +8,7 @@ import gzip
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from os.path import relpath
@@ -90,6 +90,16 @@ def read_image(path: Path) -> tuple[Array, Spacing]:
             array, spacing = _volume(path)
             return (array if array.ndim == 4 else array[None]), spacing
         return _picture(path, palette=False), None
+
+
+def read_images(paths: Sequence[Path]) -> tuple[Array, Spacing]:
+    """One image whose channels lie in several files, and its spacing, which is the first one's."""
+    images = [read_image(path) for path in paths]
+    first, spacing = images[0]
+    for path, (image, _) in zip(paths, images, strict=True):
+        if image.shape[1:] != first.shape[1:]:
+            raise UnreadableFile(path, f"is {image.shape[1:]} in size, but {paths[0].name} is {first.shape[1:]}")
+    return np.concatenate([image for image, _ in images]), spacing
 
 
 def read_mask(path: Path) -> Labels:

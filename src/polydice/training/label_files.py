@@ -5,7 +5,6 @@ with the same pages, and what is PNG, JPEG or BMP becomes an 8-bit PNG. Its valu
 """
 
 import gzip
-import re
 from collections.abc import Container, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -18,12 +17,12 @@ from PIL import Image
 
 from polydice.data.cases import DataError
 from polydice.data.durable import replace_file
-from polydice.data.files import PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_image, stem
+from polydice.data.files import PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_images, stem
+from polydice.data.readers.decathlon import CHANNEL
 from polydice.data.readers.layout import files_in
 
 READ = PICTURES + VOLUMES
 TIFF = (".tif", ".tiff")
-CHANNEL = re.compile(r"(.+)_\d{4}")  # as nnU-Net names the channels of a case
 LEVEL = 6  # of gzip; level 9 takes several times as long and saves one percent
 
 
@@ -96,12 +95,7 @@ def read(job: Job) -> tuple[Array, Spacing]:
             raise UnreadableFile(file, "is not PNG, JPEG, TIFF, BMP or NIfTI")
         if len(job.files) > 1 and not stem(file).endswith(f"_{number:04d}"):
             raise UnreadableFile(file, f"cannot be used: channel _{number:04d} of its case is missing")
-    images = [read_image(file) for file in job.files]
-    first, spacing = images[0]
-    for file, (image, _) in zip(job.files, images, strict=True):
-        if image.shape[1:] != first.shape[1:]:
-            raise UnreadableFile(file, f"is {image.shape[1:]} in size, but {job.files[0].name} is {first.shape[1:]}")
-    return np.concatenate([image for image, _ in images]), spacing
+    return read_images(job.files)
 
 
 def write(labels: NDArray[np.uint8], job: Job) -> None:

@@ -11,14 +11,12 @@ from os.path import abspath
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
-from polydice.data.files import UnreadableFile, ending, read_image, read_mask, stem
+from polydice.data.files import ending, read_images, read_mask, stem
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
 HIPPOCAMPUS = re.compile(r"hippocampus_(\d{3})")
-CHANNEL = re.compile(r"(.+)_\d{4}")
+CHANNEL = re.compile(r"(.+)_\d{4}")  # as nnU-Net names the channels of a case
 OUTSIDE = "is listed in dataset.json, but lies outside its folder, and is not read: copy it into the folder"
 LINK = "is a link to a file outside the folder"  # which somebody has put there, as in a set that shares its files
 COLOURS = {"r", "g", "b", "red", "green", "blue", "rgb", "rgb_to_0_1", "colour", "color", "photo"}
@@ -52,13 +50,8 @@ def find_decathlon(folder: Path) -> Dataset | None:
 
 def read_channels(case: Case) -> Sample:
     """The channels of an image, from one file or a file each, and its labels."""
-    images = [read_image(path) for path in case.images]
-    (first, spacing), *_ = images
-    for path, (image, _) in zip(case.images, images, strict=True):
-        if image.shape[1:] != first.shape[1:]:
-            what = f"is {image.shape[1:]} in size, but {case.images[0].name} is {first.shape[1:]}"
-            raise UnreadableFile(path, what)
-    return Sample(np.concatenate([image for image, _ in images]), read_mask(case.masks[0]), spacing)
+    image, spacing = read_images(case.images)
+    return Sample(image, read_mask(case.masks[0]), spacing)
 
 
 def _classes(labels: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
