@@ -13,7 +13,7 @@ WIDE = 8  # times the least value: from there on a setting is drawn by its logar
 
 def score_against(
     setting: str, tried: Mapping[str, Sequence[Tried]], chosen: Mapping[str, Value], margin: float,
-    colour: Mapping[str, str], *, name: str, title: str, score: str = "validation Dice, %",
+    colour: Mapping[str, str], *, name: str, title: str,
 ) -> Plot | None:  # fmt: skip
     """A curve for each loss of which several values were tried, with its plateau; None where there is no such loss.
 
@@ -38,7 +38,7 @@ def score_against(
     within = f"within {margin:g} point{'' if margin == 1 else 's'} of its best"
     ticks = tuple(map(str, values)) if named else ()
     log = not named and min(x.values()) > 0 and max(x.values()) >= WIDE * min(x.values())
-    panel = Panel("", setting, score, tuple(series), ticks, log=log, plateaus=within)
+    panel = Panel("", setting, "validation Dice, %", tuple(series), ticks, log=log, plateaus=within)
     caption = (
         f"Mean of the runs with each {setting}, and their range. A bar below: the values {within}, the chosen one a "
         "ring. The longer its bar, the more forgiving the loss."
