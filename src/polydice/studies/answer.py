@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from polydice.studies.formats import count
 from polydice.studies.study import Finished
 from polydice.studies.verdicts import MOST, Verdict, enough
 from polydice.training.scoring import validation
@@ -166,7 +167,7 @@ def forgiving(shown: Sequence[Response]) -> str:
     if not rates:
         return ""
     spans = (f"{each.loss} {_span(each)}" for each in rates)
-    margin = f"{rates[0].margin:g} point{'' if rates[0].margin == 1 else 's'}"
+    margin = count(rates[0].margin, "point")
     return f"How forgiving: the rates within {margin} of the best are, of {'; of '.join(spans)}."
 
 

@@ -61,6 +61,15 @@ def signed(points: float | None) -> str:
     return "" if points is None else f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 
+def count(number: float, thing: str) -> str:
+    """
+    >>> count(1, "run"), count(1.5, "point")
+    ('1 run', '1.5 points')
+    """
+    shown = number if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {thing}{'' if number == 1 else 's'}"
+
+
 def duration(minutes: float) -> str:
     """
     >>> duration(0.4), duration(31.2), duration(300)
@@ -68,7 +77,7 @@ def duration(minutes: float) -> str:
     """
     whole = max(1, round(minutes))
     hours = f", or {round(whole / 60)} hours" if whole >= 120 else ""
-    return f"{whole} minute{'s' * (whole != 1)}{hours}"
+    return count(whole, "minute") + hours
 
 
 def plain(text: str) -> str:

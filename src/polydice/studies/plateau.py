@@ -6,6 +6,7 @@ All scores are Dice in percent.
 from collections.abc import Mapping, Sequence
 
 from polydice.studies.answer import Tried, Value, are_names, ordered, plateau
+from polydice.studies.formats import count
 from polydice.studies.plots import Panel, Plot, Point, Series
 
 WIDE = 8  # times the least value: from there on a setting is drawn by its logarithm
@@ -35,7 +36,7 @@ def score_against(
         ]
         flat = tuple(x[value] for value in plateau(curve, margin))
         series.append(Series(loss, colour[loss], tuple(points), plateau=flat, chosen=x.get(chosen.get(loss, ""))))
-    within = f"within {margin:g} point{'' if margin == 1 else 's'} of its best"
+    within = f"within {count(margin, 'point')} of its best"
     ticks = tuple(map(str, values)) if named else ()
     log = not named and min(x.values()) > 0 and max(x.values()) >= WIDE * min(x.values())
     panel = Panel("", setting, "validation Dice, %", tuple(series), ticks, log=log, plateaus=within)

@@ -127,11 +127,11 @@ def _commands(study: Study) -> str:
 
 def _facts(study: Study) -> Iterator[str]:
     states = Counter(map(study.state, study.runs))
-    yield f"{states['done']} of {_count(len(study.runs), 'run')} done"
+    yield f"{states['done']} of {formats.count(len(study.runs), 'run')} done"
     if states["failed"]:
         yield f"{states['failed']} failed"
-    yield _count(len(study.recipe.folds), "fold")
-    yield _count(len(study.recipe.replicates), study.recipe.outer)
+    yield formats.count(len(study.recipe.folds), "fold")
+    yield formats.count(len(study.recipe.replicates), study.recipe.outer)
     yield f"baseline: {', '.join(study.recipe.baselines)}"
     yield f"score: {study.recipe.score}"
     yield f"weights: {study.weights}"
@@ -155,11 +155,12 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
     for each in comparisons:
         for row in each.rows:
             score, found = row.scores.get(each.score), row.differences.get(each.score)
-            over = f"; its mean is over {_count(score.runs, 'run')}" if score else ""
-            over += f", its difference over {_count(found.replicates * found.folds, 'pair')}" if found else ""
+            over = f"; its mean is over {formats.count(score.runs, 'run')}" if score else ""
+            over += f", its difference over {formats.count(found.replicates * found.folds, 'pair')}" if found else ""
             for state, why in WAITING.items():
                 if row.states[state]:
-                    yield f"{each.title}, {row.loss}: {row.states[state]} of {_count(row.planned, 'run')} {why}{over}"
+                    runs = f"{row.states[state]} of {formats.count(row.planned, 'run')}"
+                    yield f"{each.title}, {row.loss}: {runs} {why}{over}"
 
 
 def _versions(study: Study) -> str:
@@ -168,9 +169,5 @@ def _versions(study: Study) -> str:
     for each in study.finished():
         versions = ", ".join(f"{name} {version}" for name, version in each.result["versions"].items())
         found[f"{versions}, on {each.result['device']}"] += 1
-    told = "; ".join(f"{_count(count, 'run')} with {what}" for what, count in sorted(found.items()))
+    told = "; ".join(f"{formats.count(count, 'run')} with {what}" for what, count in sorted(found.items()))
     return f"{told}. Report by polydice {__version__}." if told else f"Report by polydice {__version__}."
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from polydice.studies.formats import duration
+from polydice.studies.formats import count, duration
 from polydice.studies.noise import Floats, Noise
 from polydice.studies.statistics import LEVEL, NARROW, Difference, half_width
 
@@ -76,7 +76,7 @@ def in_words(found: Verdict, loss: str, baseline: str) -> str:
     >>> in_words(Verdict("undecided", 1.2, -0.3, 2.7, 1.0, more=4), "X", "Dice")
     'X scores 1.20 points above Dice (95 % interval −0.30 to 2.70): undecided. 4 more replicates should decide it.'
     """
-    size, margin = _points(abs(found.mean)), f"{found.margin:g} point{'' if found.margin == 1 else 's'}"
+    size, margin = _points(abs(found.mean)), count(found.margin, "point")
     where = f"{size} points {'above' if found.mean > 0 else 'below'}" if found.mean else "the same as"
     interval = ""
     if found.low is not None and found.high is not None:
@@ -98,7 +98,7 @@ def in_words(found: Verdict, loss: str, baseline: str) -> str:
 
 def enough(found: Verdict) -> str:
     """How many replicates it takes, and how long."""
-    many = f"{found.more} more replicate{'' if found.more == 1 else 's'}"
+    many = count(found.more or 0, "more replicate")
     return many if found.minutes is None else f"{many} (about {duration(found.minutes)})"
 
 
