@@ -21,11 +21,11 @@ from polydice.studies.tables import choices, courses, details, pairs, results
 
 
 class Pair(NamedTuple):
-    """A loss less another one, in points, with the interval and what follows from it."""
+    """A loss less another one, in points, with the interval, if there is one, and what follows from it."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     verdict: str
 
 

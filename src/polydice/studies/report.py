@@ -109,11 +109,7 @@ def _tuned(comparison: Comparison, colour: Mapping[str, str]) -> Iterator[Plot |
 
 
 def _pairs(comparison: Comparison) -> dict[tuple[str, str], Pair]:
-    return {
-        pair: Pair(each.mean, each.low, each.high, each.kind)
-        for pair, each in comparison.pairs.items()
-        if each.low is not None and each.high is not None
-    }
+    return {pair: Pair(each.mean, each.low, each.high, each.kind) for pair, each in comparison.pairs.items()}
 
 
 def _pictures(study: Study, comparison: Comparison, folder: Path) -> Path | str:
