@@ -1,14 +1,15 @@
 """What a study answers in words: which loss, at which rate, is it sure, and how forgiving is it?"""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from polydice.studies.study import Finished
 from polydice.studies.verdicts import MOST, Verdict, enough
 from polydice.training.config import OPTIMIZERS
-from polydice.training.scoring import validation
+from polydice.training.scoring import collapse, validation
 
 KEEP = "No loss is clearly better: keep what you have."
 RATE, EXPRESSION = "rate", "loss"
@@ -111,9 +112,8 @@ def _value(value: Any) -> Value:
 
 
 def answered(
-    verdicts: Mapping[str, Mapping[str, Verdict]], baseline: str, means: Mapping[str, float],
-    shown: Sequence[Response],
-) -> str:  # fmt: skip
+    verdicts: Mapping[str, Mapping[str, Verdict]], means: Mapping[str, float], shown: Sequence[Response]
+) -> str:
     """Which loss to take, and is it sure? Of each loss its verdicts, by baseline."""
     every = [each for own in verdicts.values() for each in own.values()]
     if not every:
@@ -132,7 +132,8 @@ def answered(
         if rest:
             parts.append(f"Better than the baselines, too: {', '.join(rest)}.")
     else:
-        parts.append(KEEP + (f" {baseline} did best{_at(baseline, shown)}." if _at(baseline, shown) else ""))
+        parts.append(KEEP)
+    parts += _worse(verdicts)
     unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
     if unsure:
         which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
@@ -143,6 +144,17 @@ def answered(
 def _ahead(kinds: Sequence[str]) -> bool:
     """Better than every baseline, and not by less than the margin everywhere."""
     return "better" in kinds and all(kind.startswith("better") for kind in kinds)
+
+
+def _worse(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """What nobody should keep: a sentence for each baseline, which may itself be worse than another one."""
+    behind: defaultdict[str, list[str]] = defaultdict(list)
+    for loss, own in verdicts.items():
+        for baseline, each in own.items():
+            if each.kind == "worse":
+                behind[baseline].append(f"{loss} by {abs(each.mean):.2f} points")
+    for baseline, losses in behind.items():
+        yield f"Worse than {baseline}: {', '.join(losses) if len(losses) <= FEW else f'{len(losses)} losses'}."
 
 
 def _at(loss: str, shown: Sequence[Response]) -> str:
@@ -162,29 +174,40 @@ def _more(undecided: Sequence[Verdict]) -> str:
 
 
 def forgiving(shown: Sequence[Response]) -> str:
-    """How far the rate can be off before a loss is worse by more than the margin."""
-    rates = sorted((each for each in shown if each.setting == RATE), key=_factor, reverse=True)
-    if not rates:
-        return ""
-    spans = (f"{each.loss} {_span(each)}" for each in rates)
-    margin = f"{rates[0].margin:g} point{'' if rates[0].margin == 1 else 's'}"
-    return f"How forgiving: the rates within {margin} of the best are, of {'; of '.join(spans)}."
+    """The best value of each loss, and how far it can be off before the loss is worse by more than the margin."""
+    return " ".join(_forgiving(setting, shown) for setting in dict.fromkeys(each.setting for each in shown))
 
 
-def _span(response: Response) -> str:
-    low, high = response.span or (0, 0)
-    return f"{low:g} alone" if low == high else f"{low:g} to {high:g}"
+def _forgiving(setting: str, shown: Sequence[Response]) -> str:
+    own = sorted((each for each in shown if each.setting == setting), key=_factor, reverse=True)
+    margin = f"{own[0].margin:g} point{'' if own[0].margin == 1 else 's'}"
+    told = "; ".join(f"{each.loss} {_shown(each.chosen)} ({_others(each)})" for each in own)
+    return f"How forgiving: the best {setting} of each loss, and in brackets those within {margin} of it: {told}."
+
+
+def _others(response: Response) -> str:
+    near = plateau(response.tried, response.margin)
+    if near == [response.chosen]:
+        return "no other"
+    return f"{response.span[0]:g} to {response.span[1]:g}" if response.span else " or ".join(map(_shown, near))
 
 
 def _factor(response: Response) -> float:
     low, high = response.span or (1, 1)
-    return high / low
+    return high / low if low > 0 else inf
 
 
 def warnings(
     shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
 ) -> Iterator[str]:
     """What would make another comparison of this one."""
+    runs = list(runs)
+    if lost := Counter(each.run.loss for each in runs if collapse(each.result["test"])):
+        named = ", ".join(f"{count} of {loss}" for loss, count in lost.items())
+        yield (
+            f"{lost.total()} of {len(runs)} runs have collapsed, which predict nothing or have lost a class ({named}): "
+            "mend that, with other rates or longer trainings, before a verdict on these losses is believed."
+        )
     rates = {_rate(each.result.get("settings", {})) for each in runs}
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
         yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."

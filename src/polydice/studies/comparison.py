@@ -131,7 +131,7 @@ class Comparison:
     def answer(self) -> str:
         """One paragraph for who has no time: which loss, at which rate, is it sure, how forgiving."""
         means = {row.loss: row.scores[self.score].mean for row in self.rows if self.score in row.scores}
-        told = answered({row.loss: row.verdicts for row in self.rows}, self.baseline, means, self.responses)
+        told = answered({row.loss: row.verdicts for row in self.rows}, means, self.responses)
         return " ".join(filter(None, (told, forgiving(self.responses))))
 
 
