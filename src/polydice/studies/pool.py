@@ -99,8 +99,12 @@ def _place(run: Planned) -> Place:
 def _differences(one: Study, other: Study) -> Iterator[str]:
     """What keeps two studies from being one, in words."""
     both = one.recipe, other.recipe
-    for name, what in (("nested", "replicates with cuts of their own"), ("score", "score"), ("tune", "[tune]")):
-        mine, theirs = (_tuned(recipe) if name == "tune" else getattr(recipe, name) for recipe in both)
+    outer = {"replicate": "replicates, each with a cut of its own", "seed": "seeds, on one cut"}
+    for what, mine, theirs in (
+        ("repeated by", *(outer[recipe.outer] for recipe in both)),
+        ("score", *(recipe.score for recipe in both)),
+        ("[tune]", *map(_tuned, both)),
+    ):
         if mine != theirs:
             yield f"{what}: {mine} and {theirs}"
     if one.weights != other.weights:

@@ -11,7 +11,7 @@ import tyro
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    more: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = (),
+    more: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")] = (),
     weights: Literal["last", "best"] | None = None,
     baseline: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
