@@ -75,7 +75,18 @@ def test_what_is_undecided_is_told_with_what_decides_it() -> None:
     told = answered(verdicts, {}, [])
     assert told == f"{KEEP} Undecided: A, B; 4 more replicates (about 31 minutes) should decide."
     verdicts["B"] = {"Dice": found("undecided", 0.5)}
-    assert answered(verdicts, {}, []).endswith("A, B; not even 30 replicates are sure to decide.")
+    assert answered(verdicts, {}, []) == (
+        f"{KEEP} Undecided: A; 4 more replicates (about 31 minutes) should decide. "
+        "Undecided: B; not even 30 replicates are sure to decide."
+    )
+
+
+def test_a_study_of_seeds_is_told_of_seeds() -> None:
+    seeds = found("undecided", 0.5, 4)._replace(outer="seed")
+    verdicts = {"Dice": {}, "A": {"Dice": seeds}, "B": {"Dice": seeds._replace(more=None)}}
+    told = answered(verdicts, {}, [])
+    assert "A; 4 more seeds should decide" in told
+    assert "B; not even 30 seeds are sure to decide" in told
 
 
 def test_one_replicate_is_no_answer() -> None:

@@ -156,7 +156,7 @@ def test_p_values_stand_in_the_details(tmp_path: Path) -> None:
     cvc = compare(study_in(tmp_path, recipe=three))[0]
     told = cells(details(cvc), "PolyDice-1")
     assert told["Verdict"] == "better"
-    assert told["Replicates × folds"] == "3 × 3"
+    assert told["Seeds × folds"] == "3 × 3"
     assert 0 < float(told["Wilcoxon's p"]) < 0.05
     assert "p" not in [name.lower() for name in results(cvc).header]
 

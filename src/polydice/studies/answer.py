@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from polydice.studies.study import Finished
-from polydice.studies.verdicts import MOST, Verdict, enough
+from polydice.studies.verdicts import Verdict, enough
 from polydice.training.config import OPTIMIZERS
 from polydice.training.scoring import collapse, validation
 
@@ -134,11 +134,7 @@ def answered(
     else:
         parts.append(KEEP)
     parts += _worse(verdicts)
-    unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
-    if unsure:
-        which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
-        parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} decide.")
-    return " ".join(parts)
+    return " ".join([*parts, *_undecided(verdicts)])
 
 
 def _ahead(kinds: Sequence[str]) -> bool:
@@ -157,6 +153,16 @@ def _worse(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
         yield f"Worse than {baseline}: {', '.join(losses) if len(losses) <= FEW else f'{len(losses)} losses'}."
 
 
+def _undecided(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """First those that more replicates should decide; then those of which that is not sure."""
+    unsure = {loss: [each for each in own.values() if not each.sure] for loss, own in verdicts.items()}
+    for hopeless in (False, True):
+        losses = [loss for loss, own in unsure.items() if own and any(each.more is None for each in own) == hopeless]
+        if losses:
+            which = ", ".join(losses) if len(losses) <= FEW else f"{len(losses)} losses"
+            yield f"Undecided: {which}; {_more([each for loss in losses for each in unsure[loss]])} decide."
+
+
 def _at(loss: str, shown: Sequence[Response]) -> str:
     """
     >>> _at("Dice", [Response("Dice", "rate", (), 0.04, 1.0)])
@@ -168,9 +174,8 @@ def _at(loss: str, shown: Sequence[Response]) -> str:
 
 def _more(undecided: Sequence[Verdict]) -> str:
     """What decides all of them."""
-    if any(each.more is None for each in undecided):
-        return f"not even {MOST} replicates are sure to"
-    return f"{enough(max(undecided, key=lambda each: each.more or 0))} should"
+    most = max(undecided, key=lambda each: inf if each.more is None else each.more)
+    return f"{enough(most)} {'are sure to' if most.more is None else 'should'}"
 
 
 def forgiving(shown: Sequence[Response]) -> str:
