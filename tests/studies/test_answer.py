@@ -198,5 +198,5 @@ def test_runs_that_have_collapsed_are_told_beside_the_answer() -> None:
     tests = {"A": {"predicts_nothing": True, "lost_classes": []}, "B": WHOLE}
     runs = [Finished(run(loss, fold, 0).run, {"test": test}) for loss, test in tests.items() for fold in (0, 1)]
     (told,) = warnings([], runs, [], "dice_global")
-    assert told.startswith("2 of 4 runs have collapsed, which predict nothing or have lost a class (2 of A): ")
+    assert told.startswith("2 of 4 runs collapsed (A: 2): the network predicts nothing, or has lost a class.")
     assert not list(warnings([], runs[2:], [], "dice_global"))

@@ -208,10 +208,10 @@ def warnings(
     """What would make another comparison of this one."""
     runs = list(runs)
     if lost := Counter(each.run.loss for each in runs if collapse(each.result["test"])):
-        named = ", ".join(f"{count} of {loss}" for loss, count in lost.items())
+        named = ", ".join(f"{loss}: {count}" for loss, count in lost.items())
         yield (
-            f"{lost.total()} of {len(runs)} runs have collapsed, which predict nothing or have lost a class ({named}): "
-            "mend that, with other rates or longer trainings, before a verdict on these losses is believed."
+            f"{lost.total()} of {len(runs)} runs collapsed ({named}): the network predicts nothing, or has lost a "
+            "class. Try other rates or longer trainings before you believe a verdict on these losses."
         )
     rates = {_rate(each.result.get("settings", {})) for each in runs}
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):

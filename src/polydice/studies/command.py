@@ -121,8 +121,8 @@ def _run(
     if set(states.values()) == {"no data"}:
         folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
         raise RecipeError(
-            f"no data set of the recipe is there ({folders}): --data names the folder that holds them; for compare, the "
-            "data set itself"
+            f"no data set of the recipe is there ({folders}): --data names the folder that holds them; for compare, "
+            "the data set itself"
         )
     for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
