@@ -57,6 +57,20 @@ def test_nothing_waits_for_a_choice_that_does_not_concern_it(tmp_path: Path) -> 
     assert agenda.counts() == (4, 4)
 
 
+def test_runs_that_end_at_the_same_moment_make_one_choice(tmp_path: Path, reference: Study) -> None:
+    shutil.copytree(reference.folder, tmp_path / "study")
+    study, said = open_study(tmp_path / "study"), []
+    (study.folder / "chosen.json").unlink()
+    last = study.tuning[-1]
+    (result := study.run_folder(last) / "result.json").rename(tmp_path / "kept.json")
+    agenda = Agenda(open_study(study.folder), said.append)
+    (tmp_path / "kept.json").rename(result)
+    for run in study.tuning[-2:]:  # both have ended before either is told of
+        agenda.then(run)
+    assert len(said) == 1
+    assert len(json.loads((study.folder / "chosen.json").read_text())) == 1
+
+
 def test_a_study_killed_before_and_after_its_choice_ends_as_one_that_was_not(tmp_path: Path, reference: Study) -> None:
     recipe, folder = tmp_path / "tuned.toml", tmp_path / "study"
     recipe.write_text(TUNED)

@@ -7,6 +7,7 @@ from polydice.studies.recipe import Planned
 from polydice.studies.study import Finished
 from polydice.studies.verdicts import Verdict
 
+WHOLE = {"predicts_nothing": False, "lost_classes": []}
 LESS = "but by less than the margin"
 RATES = Response("Dice", "rate", (Tried(0.01, 90.6), Tried(0.04, 92.3), Tried(0.16, 91.7)), 0.04, 1.0)
 
@@ -33,20 +34,44 @@ def test_the_best_of_those_that_are_better_than_every_baseline_is_taken() -> Non
         "C": {"Dice": found("better", 2.9), "Dice + CE": found("equivalent", 0.2)},
     }
     means = {"Dice": 0.8, "Dice + CE": 0.809, "A": 0.82, "B": 0.822, "C": 0.829}
-    told = answered(verdicts, "Dice", means, [RATES._replace(loss="B")])
+    told = answered(verdicts, means, [RATES._replace(loss="B")])
     assert told == (
         "Take B at rate 0.04: it is better than Dice by 2.20 points and Dice + CE by 0.30 points (less than the "
         "margin), and that is sure. Better than the baselines, too: Dice + CE, A."
     )
 
 
+def test_nobody_is_told_to_take_a_loss_whose_rate_was_not_tuned() -> None:
+    verdicts = {"Dice": {}, "A": {"Dice": found("better", 2.0)}}
+    assert answered(verdicts, {"A": 0.8}, []) == (
+        "A is better than Dice by 2.00 points, and that is sure, but at rates that were not tuned: tune them before you "
+        "take it."
+    )
+
+
 def test_where_none_is_clearly_better_one_keeps_what_one_has() -> None:
-    verdicts = {"Dice": {}, "A": {"Dice": found("equivalent")}, "B": {"Dice": found("worse", -2.0)}}
-    assert answered(verdicts, "Dice", {}, []) == KEEP
+    verdicts = {"Dice": {}, "A": {"Dice": found("equivalent")}}
+    assert answered(verdicts, {}, []) == KEEP
     slight = {"Dice": {}, "A": {"Dice": found(f"better, {LESS}", 0.5)}}
-    assert answered(slight, "Dice", {}, []) == KEEP, "a difference that does not matter"
+    assert answered(slight, {}, []) == KEEP, "a difference that does not matter"
     assert KEEP == "No loss is clearly better: keep what you have."
-    assert answered(verdicts, "Dice", {}, [RATES]) == f"{KEEP} Dice did best at rate 0.04."
+
+
+def test_nobody_is_told_to_keep_what_is_worse() -> None:
+    verdicts = {
+        "Dice": {},
+        "Dice + CE": {"Dice": found("worse", -5.0)},
+        "A": {"Dice": found("equivalent", 0.1), "Dice + CE": found("better", 5.1)},
+        "B": {"Dice": found(f"worse, {LESS}", -0.5), "Dice + CE": found("better", 4.5)},
+    }
+    assert answered(verdicts, {}, []) == f"{KEEP} Worse than Dice: Dice + CE by 5.00 points."
+    many = {"Dice": {}, **{name: {"Dice": found("worse", -2.0)} for name in "ABCD"}}
+    assert answered(many, {}, []) == f"{KEEP} Worse than Dice: 4 losses."
+
+
+def test_the_baselines_own_rate_is_not_taken_for_its_rank() -> None:
+    verdicts = {"Dice": {}, "A": {"Dice": found("undecided", 3.0)}}
+    assert "Dice did best" not in answered(verdicts, {}, [RATES])
 
 
 def test_what_is_undecided_is_told_with_what_decides_it() -> None:
@@ -55,18 +80,29 @@ def test_what_is_undecided_is_told_with_what_decides_it() -> None:
         "A": {"Dice": found("undecided", 0.5, 4, 31.0)},
         "B": {"Dice": found("undecided", 0.5, 2, 15)},
     }
-    told = answered(verdicts, "Dice", {}, [])
+    told = answered(verdicts, {}, [])
     assert told == f"{KEEP} Undecided: A, B; 4 more replicates (about 31 minutes) should decide."
     verdicts["B"] = {"Dice": found("undecided", 0.5)}
-    assert answered(verdicts, "Dice", {}, []).endswith("A, B; not even 30 replicates are sure to decide.")
+    assert answered(verdicts, {}, []) == (
+        f"{KEEP} Undecided: A; 4 more replicates (about 31 minutes) should decide. "
+        "Undecided: B; not even 30 replicates are sure to decide."
+    )
+
+
+def test_a_study_of_seeds_is_told_of_seeds() -> None:
+    seeds = found("undecided", 0.5, 4)._replace(outer="seed")
+    verdicts = {"Dice": {}, "A": {"Dice": seeds}, "B": {"Dice": seeds._replace(more=None)}}
+    told = answered(verdicts, {}, [])
+    assert "A; 4 more seeds should decide" in told
+    assert "B; not even 30 seeds are sure to decide" in told
 
 
 def test_one_replicate_is_no_answer() -> None:
     verdicts = {"Dice": {}, "A": {"Dice": found("too few runs", 5.0, 2, 60.0)}}
-    assert answered(verdicts, "Dice", {}, []) == (
+    assert answered(verdicts, {}, []) == (
         "Too few runs for an answer: 2 more replicates (about 60 minutes) should give one."
     )
-    assert answered({"Dice": {}}, "Dice", {}, []) == "There is nothing to compare yet."
+    assert answered({"Dice": {}}, {}, []) == "There is nothing to compare yet."
 
 
 # How forgiving?
@@ -82,9 +118,15 @@ def test_a_plateau_is_the_span_around_the_best() -> None:
 def test_the_most_forgiving_comes_first() -> None:
     wide = Response("A", "rate", (Tried(0.01, 92.0), Tried(0.04, 92.3), Tried(0.16, 91.7)), 0.04, 1.0)
     assert forgiving([RATES, wide]) == (
-        "How forgiving: the rates within 1 point of the best are, of A 0.01 to 0.16; of Dice 0.04 to 0.16."
+        "How forgiving: the best rate of each loss, and in brackets those within 1 point of it: A 0.04 (0.01 to 0.16); "
+        "Dice 0.04 (0.04 to 0.16)."
     )
-    assert forgiving([RATES._replace(margin=0.1)]).endswith("within 0.1 points of the best are, of Dice 0.04 alone.")
+    assert forgiving([RATES._replace(margin=0.1)]).endswith("within 0.1 points of it: Dice 0.04 (no other).")
+    named = Response("A", "optimizer", (Tried("sgd", 92.0), Tried("adamw", 91.5)), "sgd", 1.0)
+    assert forgiving([named]).endswith(
+        "the best optimizer of each loss, and in brackets those within 1 point of it: A sgd (sgd or adamw)."
+    )
+    assert "A 0 (0 to 0.1)" in forgiving([Response("A", "decay", (Tried(0.0, 92.0), Tried(0.1, 91.5)), 0.0, 1.0)])
     assert forgiving([]) == ""
 
 
@@ -147,9 +189,20 @@ def test_trainings_that_still_rise_compare_speed() -> None:
 
 
 def test_one_rate_for_all_is_told() -> None:
-    runs = [Finished(each.run, {"settings": {"rate": 0.01}}) for each in (run("A", 0, 80), run("B", 0, 80))]
+    runs = [
+        Finished(each.run, {"settings": {"rate": 0.01}, "test": WHOLE}) for each in (run("A", 0, 80), run("B", 0, 80))
+    ]
     (told,) = warnings([], runs, [], "dice_global")
     assert told.startswith("All losses were trained at one rate, 0.01")
     assert not list(warnings([RATES], runs, [], "dice_global"))
     runs[0].result["settings"]["rate"] = 0.02
     assert not list(warnings([], runs, [], "dice_global"))
+
+
+def test_runs_that_have_collapsed_are_told_beside_the_answer() -> None:
+    """Networks that predict nothing are all alike, which is no reason to call their losses equivalent."""
+    tests = {"A": {"predicts_nothing": True, "lost_classes": []}, "B": WHOLE}
+    runs = [Finished(run(loss, fold, 0).run, {"test": test}) for loss, test in tests.items() for fold in (0, 1)]
+    (told,) = warnings([], runs, [], "dice_global")
+    assert told.startswith("2 of 4 runs collapsed (A: 2): the network predicts nothing, or has lost a class.")
+    assert not list(warnings([], runs[2:], [], "dice_global"))

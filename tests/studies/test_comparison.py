@@ -138,7 +138,7 @@ def test_every_loss_is_compared_with_every_baseline_and_two_baselines_once(tmp_p
     assert {each.comparisons for row in found.rows for each in row.differences.values()} == {3}, "they share one level"
     poly = row(found, "PolyDice-1")
     assert poly.verdict.count("PolyDice-1 is better than") == 2
-    assert found.answer.startswith("Take PolyDice-1: it is better than Dice by ")
+    assert found.answer.startswith("PolyDice-1 is better than Dice by ")
     assert found.baseline == "Dice"
 
 

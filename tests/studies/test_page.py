@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_answer_comes_first_then_what_it_rests_on(answer: str) -> None:
     parts = [
-        '<p class="answer">Take PolyDice-1: it is better',
+        '<p class="answer">PolyDice-1 is better',
         WARNING,
         'class="verdicts"',
         "How forgiving about the rate</h3>",
@@ -106,6 +107,13 @@ def test_the_answer_comes_first_then_what_it_rests_on(answer: str) -> None:
         ("equivalent", "PolyDice-1 and Dice: equivalent"),
         ("better slight", "PolyDice-1 and Focal Tversky: better, but by less than the margin"),
     ]
+
+
+def test_a_loss_without_an_interval_is_among_the_pairs_all_the_same(tmp_path: Path) -> None:
+    (section,) = answered(study_in(tmp_path, recipe=ONE_SET))
+    pairs = {pair: each._replace(low=None, high=None, verdict="too few runs") for pair, each in section.pairs.items()}
+    text = render(**CONTENT, sections=[replace(section, pairs=pairs)])
+    assert "−2.10 <small>too few runs</small>" in text
 
 
 def test_without_tuning_there_is_no_figure_beside_the_verdicts(page: str) -> None:

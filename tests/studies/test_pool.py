@@ -41,7 +41,7 @@ def test_of_a_run_that_two_studies_have_the_finished_one_counts(tmp_path: Path) 
     [
         (('weights = "best"', 'weights = "best"\nepochs = 7'), "epochs of cvc-clinicdb with unet: 200 and 7"),
         (('weights = "best"', 'weights = "best"\nscore = "dice_global"'), "score: dice_foreground and dice_global"),
-        (("seeds = [2, 3, 4]", "replicates = 3"), "replicates with cuts of their own: False and True"),
+        (("seeds = [2, 3, 4]", "replicates = 3"), "repeated by: seeds, on one cut and replicates, each"),
         (("FocalTverskyLoss()", "DiceLoss()"), "Focal Tversky is FocalTverskyLoss() and DiceLoss()"),
         (("[-0.3, 0.5]", "[-0.3, 0.2]"), "PolyDice-1 is PolyDice1Loss(-0.3), PolyDice1Loss(0.5) and PolyDice1Loss(-0"),
         (("[datasets.cvc-clinicdb]", "[datasets.other]"), "they have no data set and network in common"),
@@ -79,5 +79,5 @@ def test_the_command_writes_one_report_of_both(tmp_path: Path, capsys: pytest.Ca
     assert "Made up, 2 studies" in page
     assert "5 seeds" in page
     assert "60 of 60 runs done" in page
-    assert "Take PolyDice-1" in told.err
+    assert "PolyDice-1 is better" in told.err
     assert pooled([open_study(one.folder)]).folder == one.folder, "one study is itself"

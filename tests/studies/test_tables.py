@@ -156,7 +156,7 @@ def test_p_values_stand_in_the_details(tmp_path: Path) -> None:
     cvc = compare(study_in(tmp_path, recipe=three))[0]
     told = cells(details(cvc), "PolyDice-1")
     assert told["Verdict"] == "better"
-    assert told["Replicates × folds"] == "3 × 3"
+    assert told["Seeds × folds"] == "3 × 3"
     assert 0 < float(told["Wilcoxon's p"]) < 0.05
     assert "p" not in [name.lower() for name in results(cvc).header]
 
@@ -201,7 +201,7 @@ def test_the_csv_holds_the_numbers(tmp_path: Path) -> None:
 def test_the_document_has_the_sentences_the_tables_and_what_is_missing(tmp_path: Path) -> None:
     comparisons = compare(study_in(tmp_path, recipe=GLOBAL))
     found = document("Title", "About.", comparisons, [results(comparisons[0])], ["Dice: 1 of 2 runs not run"])
-    assert found.startswith("# Title\n\nAbout.\n\ncvc-clinicdb, unet: Take PolyDice-1")
+    assert found.startswith("# Title\n\nAbout.\n\ncvc-clinicdb, unet: PolyDice-1 is better")
     assert "\n- Focal Tversky is worse than Dice by " in found
     assert "| Loss | Dice | Paper, Table 1 |" in found
     assert "- Dice: 1 of 2 runs not run" in found

@@ -105,6 +105,11 @@ def test_no_number_of_replicates_replaces_patients() -> None:
             "minutes, or 2 hours) should decide it.",
         ),
         (
+            Verdict("undecided", 1.2, -0.3, 2.7, 1.0, outer="seed"),
+            "X scores 1.20 points above Dice (95 % interval −0.30 to 2.70): undecided. Not even 30 seeds are sure to "
+            "decide it.",
+        ),
+        (
             Verdict("too few runs", 5.0, None, None, 1.0, 2),
             "X scores 5.00 points above Dice: too few runs for a verdict.",
         ),

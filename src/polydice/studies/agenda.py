@@ -28,7 +28,9 @@ class Agenda:
 
     def then(self, ended: Planned) -> list[Planned]:
         """The runs that can be trained now that this one has ended."""
-        return self._decide(_tuned(ended)) if ended.tuning else []
+        # Two runs that end at the same moment are told of one after the other, and the first already has the result of
+        # both: then the choice is made.
+        return self._decide(_tuned(ended)) if ended.tuning and self.study.choice(*_tuned(ended)) is None else []
 
     def failed(self) -> list[Planned]:
         """The failed runs that are still needed. If a choice could be made, failed runs for it are not."""

@@ -1,16 +1,18 @@
 """What a study answers in words: which loss, at which rate, is it sure, and how forgiving is it?"""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from polydice.studies.formats import count
 from polydice.studies.study import Finished
-from polydice.studies.verdicts import MOST, Verdict, enough
-from polydice.training.scoring import validation
+from polydice.studies.verdicts import Verdict, enough
+from polydice.training.scoring import collapse, validation
 
 KEEP = "No loss is clearly better: keep what you have."
+UNTUNED = "but at rates that were not tuned: tune them before you take it."
 RATE, EXPRESSION = "rate", "loss"
 FEW = 3  # losses that are named
 
@@ -111,9 +113,8 @@ def _value(value: Any) -> Value:
 
 
 def answered(
-    verdicts: Mapping[str, Mapping[str, Verdict]], baseline: str, means: Mapping[str, float],
-    shown: Sequence[Response],
-) -> str:  # fmt: skip
+    verdicts: Mapping[str, Mapping[str, Verdict]], means: Mapping[str, float], shown: Sequence[Response]
+) -> str:
     """Which loss to take, and is it sure? Of each loss its verdicts, by baseline."""
     every = [each for own in verdicts.values() for each in own.values()]
     if not every:
@@ -127,22 +128,43 @@ def answered(
             f"{other} by {each.mean:.2f} points{' (less than the margin)' if 'margin' in each.kind else ''}"
             for other, each in verdicts[best].items()
         ]
-        parts.append(f"Take {best}{_at(best, shown)}: it is better than {' and '.join(beaten)}, and that is sure.")
+        if any(each.setting == RATE for each in shown):
+            parts.append(f"Take {best}{_at(best, shown)}: it is better than {' and '.join(beaten)}, and that is sure.")
+        else:
+            parts.append(f"{best} is better than {' and '.join(beaten)}, and that is sure, {UNTUNED}")
         rest = [f"{loss}{_at(loss, shown)}" for loss in ahead if loss != best]
         if rest:
             parts.append(f"Better than the baselines, too: {', '.join(rest)}.")
     else:
-        parts.append(KEEP + (f" {baseline} did best{_at(baseline, shown)}." if _at(baseline, shown) else ""))
-    unsure = [loss for loss, own in verdicts.items() if any(not each.sure for each in own.values())]
-    if unsure:
-        which = ", ".join(unsure) if len(unsure) <= FEW else f"{len(unsure)} losses"
-        parts.append(f"Undecided: {which}; {_more([each for each in every if not each.sure])} decide.")
-    return " ".join(parts)
+        parts.append(KEEP)
+    parts += _worse(verdicts)
+    return " ".join([*parts, *_undecided(verdicts)])
 
 
 def _ahead(kinds: Sequence[str]) -> bool:
     """Better than every baseline, and not by less than the margin everywhere."""
     return "better" in kinds and all(kind.startswith("better") for kind in kinds)
+
+
+def _worse(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """What nobody should keep: a sentence for each baseline, which may itself be worse than another one."""
+    behind: defaultdict[str, list[str]] = defaultdict(list)
+    for loss, own in verdicts.items():
+        for baseline, each in own.items():
+            if each.kind == "worse":
+                behind[baseline].append(f"{loss} by {abs(each.mean):.2f} points")
+    for baseline, losses in behind.items():
+        yield f"Worse than {baseline}: {', '.join(losses) if len(losses) <= FEW else f'{len(losses)} losses'}."
+
+
+def _undecided(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
+    """First those that more replicates should decide; then those of which that is not sure."""
+    unsure = {loss: [each for each in own.values() if not each.sure] for loss, own in verdicts.items()}
+    for hopeless in (False, True):
+        losses = [loss for loss, own in unsure.items() if own and any(each.more is None for each in own) == hopeless]
+        if losses:
+            which = ", ".join(losses) if len(losses) <= FEW else f"{len(losses)} losses"
+            yield f"Undecided: {which}; {_more([each for loss in losses for each in unsure[loss]])} decide."
 
 
 def _at(loss: str, shown: Sequence[Response]) -> str:
@@ -156,35 +178,45 @@ def _at(loss: str, shown: Sequence[Response]) -> str:
 
 def _more(undecided: Sequence[Verdict]) -> str:
     """What decides all of them."""
-    if any(each.more is None for each in undecided):
-        return f"not even {MOST} replicates are sure to"
-    return f"{enough(max(undecided, key=lambda each: each.more or 0))} should"
+    most = max(undecided, key=lambda each: inf if each.more is None else each.more)
+    return f"{enough(most)} {'are sure to' if most.more is None else 'should'}"
 
 
 def forgiving(shown: Sequence[Response]) -> str:
-    """How far the rate can be off before a loss is worse by more than the margin."""
-    rates = sorted((each for each in shown if each.setting == RATE), key=_factor, reverse=True)
-    if not rates:
-        return ""
-    spans = (f"{each.loss} {_span(each)}" for each in rates)
-    margin = count(rates[0].margin, "point")
-    return f"How forgiving: the rates within {margin} of the best are, of {'; of '.join(spans)}."
+    """The best value of each loss, and how far it can be off before the loss is worse by more than the margin."""
+    return " ".join(_forgiving(setting, shown) for setting in dict.fromkeys(each.setting for each in shown))
 
 
-def _span(response: Response) -> str:
-    low, high = response.span or (0, 0)
-    return f"{low:g} alone" if low == high else f"{low:g} to {high:g}"
+def _forgiving(setting: str, shown: Sequence[Response]) -> str:
+    own = sorted((each for each in shown if each.setting == setting), key=_factor, reverse=True)
+    margin = count(own[0].margin, "point")
+    told = "; ".join(f"{each.loss} {_shown(each.chosen)} ({_others(each)})" for each in own)
+    return f"How forgiving: the best {setting} of each loss, and in brackets those within {margin} of it: {told}."
+
+
+def _others(response: Response) -> str:
+    near = plateau(response.tried, response.margin)
+    if near == [response.chosen]:
+        return "no other"
+    return f"{response.span[0]:g} to {response.span[1]:g}" if response.span else " or ".join(map(_shown, near))
 
 
 def _factor(response: Response) -> float:
     low, high = response.span or (1, 1)
-    return high / low
+    return high / low if low > 0 else inf
 
 
 def warnings(
     shown: Sequence[Response], runs: Iterable[Finished], histories: Iterable[Sequence[Mapping[str, Any]]], score: str
 ) -> Iterator[str]:
     """Why the same comparison, done in another way, could have another result."""
+    runs = list(runs)
+    if lost := Counter(each.run.loss for each in runs if collapse(each.result["test"])):
+        named = ", ".join(f"{loss}: {times}" for loss, times in lost.items())
+        yield (
+            f"{lost.total()} of {len(runs)} runs collapsed ({named}): the network predicts nothing, or has lost a "
+            "class. Try other rates or longer trainings before you believe a verdict on these losses."
+        )
     rates = {each.result.get("settings", {}).get(RATE) for each in runs}  # older results may not have it
     if len(rates) == 1 and rates != {None} and not any(each.setting == RATE for each in shown):
         yield f"All losses were trained at one rate, {rates.pop():g}: this compares how well it suits them, too."

@@ -47,7 +47,7 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
         if found is None:
             return dumps(given) if changes else text, ""
         chosen, about = found
-        said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in chosen.items())}; --set changes it"
+        said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in chosen.items())}"
         given["train"] = chosen | given.get("train", {})
         model = given["train"].pop("model")
         given["models"] = {model: {"model": model} | models[AUTO]}
@@ -114,7 +114,7 @@ def _suited_to(given: Mapping[str, Any], data: Path) -> tuple[dict[str, Any], st
     found = suited(dataset, machine, train)
     tuned = given.get("tune", {}).keys() - {"folds", "nested"}
     return {name: value for name, value in found.items() if name not in tuned}, (
-        f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called}"
+        f"chosen for {len(dataset.cases)} cases of {dataset.name} on {called} (--set changes it)"
     )
 
 

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from polydice.studies.written import RESERVED, SETTINGS, RecipeError, refuse_unknown, whole_numbers
+from polydice.studies.written import (
+    RESERVED,
+    SETTINGS,
+    RecipeError,
+    refuse_repeated,
+    refuse_unknown,
+    whole_numbers,
+)
 from polydice.values import as_tuple
 
 # Settings that cannot be chosen on validation: with another value, the scores are of other cases or of other pixels, or
@@ -60,8 +67,6 @@ class Tune:
         if nested and "folds" in given:
             raise RecipeError("tune.folds has no meaning with tune.nested = true: values are chosen in every fold")
         folds = whole_numbers("tune.folds", given.get("folds", [0, 1]))
-        if len(set(folds)) < len(folds):
-            raise RecipeError(f"tune.folds names a fold twice: {list(folds)}")
         return cls(nested, folds, lists)
 
 
@@ -94,6 +99,7 @@ def _refuse_unusable(loss: str, expression: str, key: str, values: Any) -> None:
     if f"{{{key}}}" in expression:
         if not isinstance(values, list) or not values:
             raise RecipeError(f"{key} of the loss {loss!r} must be a list of values: {values}")
+        refuse_repeated(f"{key} of the loss {loss!r}", values)
         return
     _refuse_fixed(f"the loss {loss!r}", key)
     if key not in TUNABLE:
@@ -124,3 +130,4 @@ def _refuse_no_choice(what: str, values: Any, instead: str) -> None:
         raise RecipeError(f"{what} must be a list of the values to choose from: {values}")
     if len(values) < 2:
         raise RecipeError(f"{what} must list at least two values to choose from: {values}; {instead}")
+    refuse_repeated(what, values)

@@ -138,7 +138,10 @@ def _name_missing_data(study: "Study") -> None:
     missing = dict.fromkeys(run.dataset for run, state in states.items() if state == "no data")
     if set(states.values()) == {"no data"}:
         folders = ", ".join(str(study.dataset_folder(name)) for name in missing)
-        raise RecipeError(f"no data set of the recipe is there ({folders}): --data names the folder that holds them")
+        raise RecipeError(
+            f"no data set of the recipe is there ({folders}): --data names the folder that holds them; for compare, "
+            "the data set itself"
+        )
     for name in missing:
         print(f"{name}: {study.dataset_folder(name)} is not there; its runs are left out", file=sys.stderr)
 

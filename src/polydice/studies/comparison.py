@@ -131,7 +131,7 @@ class Comparison:
     def answer(self) -> str:
         """One paragraph for who has no time: which loss, at which rate, is it sure, how forgiving."""
         means = {row.loss: row.scores[self.score].mean for row in self.rows if self.score in row.scores}
-        told = answered({row.loss: row.verdicts for row in self.rows}, self.baseline, means, self.responses)
+        told = answered({row.loss: row.verdicts for row in self.rows}, means, self.responses)
         return " ".join(filter(None, (told, forgiving(self.responses))))
 
 
@@ -203,7 +203,7 @@ def _compared(study: Study, runs: Mapping[str, Runs], minutes: float | None) -> 
             except ValueError as problem:
                 problems[score] = str(problem)
         if recipe.score in differences:
-            judged = verdict(differences[recipe.score], recipe.margin, minutes)
+            judged = verdict(differences[recipe.score], recipe.margin, minutes, recipe.outer)
             p = signed_rank(own, other, recipe.score, recipe.nested).p
             found[loss, baseline] = Paired(differences, judged, p)
         else:
@@ -227,7 +227,7 @@ def _pairs(runs: Mapping[str, Runs], study: Study) -> dict[tuple[str, str], Verd
     for (later, earlier), grid in grids.items():
         own, other = outcomes_of(runs[later], grid), outcomes_of(runs[earlier], grid)
         apart = difference(own, other, recipe.score, recipe.nested, len(grids))
-        found[later, earlier] = verdict(apart, recipe.margin)
+        found[later, earlier] = verdict(apart, recipe.margin, outer=recipe.outer)
     return found
 
 

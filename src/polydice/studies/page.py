@@ -66,8 +66,8 @@ class Section:
 
     @property
     def pairs(self) -> dict[tuple[str, str], Verdict]:
-        """Those that have an interval: the first loss less the second."""
-        return {pair: each for pair, each in self.comparison.pairs.items() if each.low is not None}
+        """The first loss less the second."""
+        return dict(self.comparison.pairs)
 
     @property
     def losses(self) -> list[str]:

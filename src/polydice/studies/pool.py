@@ -99,10 +99,15 @@ def _place(run: Planned) -> Place:
 def _differences(one: Study, other: Study) -> Iterator[str]:
     """What keeps two studies from being one, in words."""
     both = one.recipe, other.recipe
-    for name, what in (("nested", "replicates with cuts of their own"), ("score", "score"), ("tune", "[tune]")):
-        mine, theirs = (_tuned(recipe) if name == "tune" else getattr(recipe, name) for recipe in both)
-        if mine != theirs:
-            yield f"{what}: {mine} and {theirs}"
+    outer = {"replicate": "replicates, each with a cut of its own", "seed": "seeds, on one cut"}
+    told: dict[str, Sequence[str]] = {
+        "repeated by": [outer[recipe.outer] for recipe in both],
+        "score": [recipe.score for recipe in both],
+        "[tune]": [_tuned(recipe) for recipe in both],
+    }
+    for what, (first, second) in told.items():
+        if first != second:
+            yield f"{what}: {first} and {second}"
     if one.weights != other.weights:
         yield f"weights: {one.weights} and {other.weights}"
     common = [
@@ -126,9 +131,9 @@ def _differences(one: Study, other: Study) -> Iterator[str]:
         if len(set.union(*contents)) > 1:
             yield f"the data{where}: {' and '.join(', '.join(sorted(each)) for each in contents)}"
         for loss in both[0].losses.keys() & both[1].losses.keys():
-            mine, theirs = (study.choice(dataset, model, loss) for study in (one, other))
-            if mine and theirs and mine["value"] != theirs["value"]:
-                yield f"the value that was chosen for {loss}{where}: {mine['value']} and {theirs['value']}"
+            chosen = [each["value"] for study in (one, other) if (each := study.choice(dataset, model, loss))]
+            if len(set(chosen)) > 1:
+                yield f"the value that was chosen for {loss}{where}: {' and '.join(chosen)}"
 
 
 def _tuned(recipe: Recipe) -> str:

@@ -37,7 +37,7 @@ from polydice import foreign
 from polydice.models import MODELS
 from polydice.studies.axes import Chosen, Tune, variants
 from polydice.studies.axes import Variant as Variant
-from polydice.studies.written import SETTINGS, loads, whole_numbers
+from polydice.studies.written import SETTINGS, loads, refuse_repeated, whole_numbers
 from polydice.studies.written import RecipeError as RecipeError
 from polydice.studies.written import slug as slug
 from polydice.suggest import meant
@@ -299,7 +299,10 @@ def _fewer(loss: str, entry: Any, replicates: tuple[int, ...], nested: bool) -> 
 
 
 def _refuse_contradictions(recipe: Recipe) -> None:
-    for name in recipe.baselines or ("",):
+    if not recipe.baselines:
+        raise RecipeError(f"baseline must name one of the losses, or several: {', '.join(recipe.losses)}")
+    refuse_repeated("baseline", recipe.baselines)
+    for name in recipe.baselines:
         if name not in recipe.losses:
             raise RecipeError(f"the baseline {name!r} is none of the losses: {', '.join(recipe.losses)}")
     tables = {"[train]": recipe.train}

@@ -13,7 +13,7 @@ from polydice.training.config import CountingWeights
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    more: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = (),
+    more: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")] = (),
     weights: CountingWeights | None = None,
     baseline: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -61,6 +61,7 @@ def report(
         print(json.dumps(told | {"rows": rows}, indent=1))
     else:
         for each in comparisons:
-            print(fill(f"{each.title}: {each.answer}", 120), file=sys.stderr)
+            for said in (f"{each.title}: {each.answer}", *each.warnings):
+                print(fill(said, 120), file=sys.stderr)
         print(path)
     return 0

@@ -144,7 +144,7 @@ def details(comparison: Comparison) -> Table | None:
                 )
             )  # fmt: skip
     header = ["Loss", "Baseline", "Difference", "Verdict", "Standard error", "Degrees of freedom"]
-    header += ["Replicates × folds", "Wilcoxon's p"]
+    header += ["Replicates × folds" if comparison.nested else "Seeds × folds", "Wilcoxon's p"]
     return _filled("How the verdicts were found", header, rows) if rows else None
 
 

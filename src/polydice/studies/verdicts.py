@@ -30,14 +30,15 @@ class Verdict(NamedTuple):
     margin: float
     more: int | None = None  # replicates until there is a verdict, where there is none; None if even MOST would not do
     minutes: float | None = None  # that they would take; None if it was not recorded
+    outer: str = "replicate"  # what a study has more of when it grows; with `seeds`, "seed"
 
     @property
     def sure(self) -> bool:
         return self.kind not in ("undecided", "too few runs")
 
 
-def verdict(found: Difference, margin: float, minutes_each: float | None = None) -> Verdict:
-    """`margin` in points; `minutes_each` is what the runs of one replicate take."""
+def verdict(found: Difference, margin: float, minutes_each: float | None = None, outer: str = "replicate") -> Verdict:
+    """`margin` in points; `minutes_each` is what the runs of one replicate take, which is called `outer`."""
     mean, interval, kind = 100 * found.mean, found.interval, KINDS[-1]
     more: int | None = MANY - found.replicates  # where nothing is known of the noise
     if found.noise is not None:
@@ -45,7 +46,7 @@ def verdict(found: Difference, margin: float, minutes_each: float | None = None)
         kind = kind if interval is None else KINDS[int(kinds(np.array(mean), wide, narrow, margin))]
         more = int(missing(found.noise, margin, found.comparisons)) or None
     low, high = (None, None) if interval is None else (100 * end for end in interval)
-    told = Verdict(kind, mean, low, high, margin)
+    told = Verdict(kind, mean, low, high, margin, outer=outer)
     if told.sure or more is None:
         return told
     return told._replace(more=more, minutes=None if minutes_each is None else more * minutes_each)
@@ -89,16 +90,16 @@ def in_words(found: Verdict, loss: str, baseline: str) -> str:
     if found.kind == "equivalent":
         return f"{loss} and {baseline} are equivalent within the margin, {margin}: {loss} scores {where} it{interval}."
     if found.kind == "undecided":
-        needed = (
-            f"{enough(found)} should decide it" if found.more else f"Not even {MOST} replicates are sure to decide it"
-        )
-        return f"{loss} scores {where} {baseline}{interval}: undecided. {needed}."
+        needed = f"{enough(found)} {'should' if found.more else 'are sure to'} decide it"
+        return f"{loss} scores {where} {baseline}{interval}: undecided. {needed[0].upper()}{needed[1:]}."
     return f"{loss} scores {where} {baseline}: too few runs for a verdict."
 
 
 def enough(found: Verdict) -> str:
     """How many replicates it takes, and how long."""
-    many = count(found.more or 0, "more replicate")
+    if found.more is None:
+        return f"not even {MOST} {found.outer}s"
+    many = count(found.more, f"more {found.outer}")
     return many if found.minutes is None else f"{many} (about {duration(found.minutes)})"
 
 

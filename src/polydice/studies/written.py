@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Required, TypedDict, get_type_hints
 
@@ -137,7 +137,14 @@ def slug(text: str) -> str:
 def whole_numbers(what: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(each) is int and each >= 0 for each in given):
         raise RecipeError(f"{what} must be a list of whole numbers: {given}")
+    refuse_repeated(what, given)
     return tuple(given)
+
+
+def refuse_repeated(what: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise RecipeError(f"{what} names {value} twice: {[*values]}")
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
