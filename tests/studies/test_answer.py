@@ -44,8 +44,8 @@ def test_the_best_of_those_that_are_better_than_every_baseline_is_taken() -> Non
 def test_nobody_is_told_to_take_a_loss_whose_rate_was_not_tuned() -> None:
     verdicts = {"Dice": {}, "A": {"Dice": found("better", 2.0)}}
     assert answered(verdicts, {"A": 0.8}, []) == (
-        "A is better than Dice by 2.00 points, and that is sure, but at rates that were not tuned: tune them before you "
-        "take it."
+        "A is better than Dice by 2.00 points, and that is sure, but at rates that were not tuned: tune them before "
+        "you take it."
     )
 
 

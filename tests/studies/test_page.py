@@ -111,8 +111,9 @@ def test_the_answer_comes_first_then_what_it_rests_on(answer: str) -> None:
 
 def test_a_loss_without_an_interval_is_among_the_pairs_all_the_same(tmp_path: Path) -> None:
     (section,) = answered(study_in(tmp_path, recipe=ONE_SET))
-    pairs = {pair: each._replace(low=None, high=None, verdict="too few runs") for pair, each in section.pairs.items()}
-    text = render(**CONTENT, sections=[replace(section, pairs=pairs)])
+    pairs = {pair: each._replace(low=None, high=None, kind="too few runs") for pair, each in section.pairs.items()}
+    few = replace(section, comparison=replace(section.comparison, pairs=pairs))
+    text = render(**CONTENT, sections=[few])
     assert "−2.10 <small>too few runs</small>" in text
 
 
