@@ -67,6 +67,27 @@ def test_kappa_is_adapted_wherever_there_is_one() -> None:
     adapt_kappa(DiceLoss(), torch.tensor([1.0, 0.5]))  # nothing to do
 
 
+class Twice(nn.Module):
+    """Somebody's loss that is made of one of polydice's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = TvMFDiceLoss(kappa=0.0)
+
+    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 2 * self.loss(logits, target)
+
+
+def test_kappa_is_adapted_inside_a_loss_of_somebody_elses_too() -> None:
+    loss = objective(f"DiceLoss() + {__name__}:Twice()", ALONE)
+    assert isinstance(loss, Mixed)
+    assert has_kappa(loss)
+    adapt_kappa(loss, torch.tensor([1.0, 0.5]))
+    inner = loss.others[0].module
+    assert isinstance(inner, Twice)
+    assert inner.loss.kappa.tolist() == [32.0, 16.0]
+
+
 class Grouped(nn.Module):
     process_group = None
 

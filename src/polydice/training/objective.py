@@ -59,14 +59,18 @@ def supervised(loss: Objective, logits: Tensor | list[Tensor], labels: Tensor) -
 
 
 def has_kappa(loss: Objective) -> bool:
-    return any(isinstance(term, TvMFDiceLoss) for term in _terms(loss))
+    return any(_with_kappa(loss))
 
 
 def adapt_kappa(loss: Objective, dice_per_class: Tensor) -> None:
     """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
-    for term in _terms(loss):
-        if isinstance(term, TvMFDiceLoss):
-            term.update_kappa(dice_per_class.nan_to_num(0.0))
+    for each in _with_kappa(loss):
+        each.update_kappa(dice_per_class.nan_to_num(0.0))
+
+
+def _with_kappa(loss: Objective) -> Iterator[TvMFDiceLoss]:
+    """Also those inside a loss of somebody else's."""
+    return (each for each in loss.modules() if isinstance(each, TvMFDiceLoss))
 
 
 def _terms(loss: Objective) -> Iterator[Loss]:
