@@ -1,19 +1,19 @@
 """What a study says so far: on every data set and with every network, each loss beside the baselines."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from polydice.studies.answer import Response, answered, forgiving, responses, warnings
 from polydice.studies.grids import Runs, for_difference, for_mean, outcomes_of
 from polydice.studies.outcomes import Score
 from polydice.studies.published import Published, published
-from polydice.studies.recipe import slug
+from polydice.studies.recipe import Planned, slug
 from polydice.studies.selection import chosen
 from polydice.studies.statistics import Difference, Summary, difference, holm, signed_rank, summary
 from polydice.studies.study import State, Study
@@ -138,7 +138,8 @@ class Comparison:
 def compare(study: Study) -> list[Comparison]:
     """One comparison for every data set and network of the recipe, in its order."""
     recipe = study.recipe
-    counting = chosen(study.finished(), recipe.values)
+    finished = list(study.finished())
+    counting = chosen(finished, recipe.values)
     runs: defaultdict[tuple[str, str, str], Runs] = defaultdict(dict)
     undefined: Counter[tuple[str, str, str]] = Counter()
     for entry, each in counting.items():
@@ -150,12 +151,14 @@ def compare(study: Study) -> list[Comparison]:
     states: defaultdict[tuple[str, str, str], Counter[State]] = defaultdict(Counter)
     for run in study.runs:
         states[run.dataset, run.model, run.loss][study.state(run)] += 1
-    tried = [*study.finished(tuning=True), *(each for each in study.finished() if recipe.values[each.run.loss] > 1)]
+    tried = [*study.finished(tuning=True), *(each for each in finished if recipe.values[each.run.loss] > 1)]
 
     comparisons = []
     for dataset, model in product(recipe.datasets, recipe.models):
         own = {loss: runs[dataset, model, loss] for loss in recipe.losses}
-        gradients = {loss: _gradients(study, own[loss]) for loss in recipe.losses}
+        every = [each for runs in own.values() for each in runs.values()]
+        histories = {each.run: study.history(each.run) for each in every}
+        gradients = {loss: _gradients(own[loss], histories) for loss in recipe.losses}
         compared = _compared(study, own, _minutes(study, dataset, model, own))
         rows = [
             Row(
@@ -165,11 +168,10 @@ def compare(study: Study) -> list[Comparison]:
             )
             for loss in recipe.losses
         ]  # fmt: skip
-        every = [each for runs in own.values() for each in runs.values()]
         once = {loss: choice["value"] for loss in own if (choice := study.choice(dataset, model, loss))}
         here = (each for each in tried if (each.run.dataset, each.run.model) == (dataset, model))
         shown = tuple(responses(here, once, recipe.margin))
-        said = warnings(shown, every, [study.history(each.run) for each in every], recipe.score)
+        said = warnings(shown, every, histories.values(), recipe.score)
         comparisons.append(
             Comparison(
                 dataset, model, recipe.baselines, recipe.score, recipe.margin, recipe.nested, study.weights,
@@ -262,11 +264,11 @@ def _other(runs: Runs, score: CountingScore) -> float | None:
     return fmean(each["test"][score] for each in others)
 
 
-def _gradients(study: Study, runs: Runs) -> dict[tuple[int, int], float]:
+def _gradients(runs: Runs, histories: Mapping[Planned, Sequence[Mapping[str, Any]]]) -> dict[tuple[int, int], float]:
     """The norm of each run's gradient, median over its epochs, where the history has it."""
     found = {}
     for pair, each in runs.items():
-        rows = study.history(each.run)
+        rows = histories[each.run]
         if rows and all("gradient_norm" in row for row in rows):
             found[pair] = median(row["gradient_norm"] for row in rows)
     return found
