@@ -17,11 +17,13 @@ from polydice.data.cases import Dataset
 from polydice.data.files import read_mask
 from polydice.data.readers import open_dataset
 from polydice.models import build
+from polydice.training import loop
 from polydice.training.checkpoint import load, load_weights
 from polydice.training.loop import TrainingError, train, train_epoch
 from polydice.training.objective import objective
 from polydice.training.processes import Process
 from polydice.training.run import Run
+from polydice.training.scoring import score
 from polydice.training.watch import Epoch
 from tests.training.runs import ended, history, python, small, spoilt, train_until, training_batches, weights
 
@@ -352,6 +354,19 @@ def test_until_a_run_ends_the_weights_that_count_are_in_their_file(images: Path,
     found, _ = load_weights(tmp_path / "run" / f"{kind}.safetensors")
     prefix = {"last": "model.", "best": "best."}[kind]
     assert all(torch.equal(found[name], checkpoint.weights[prefix + name]) for name in found)
+
+
+@pytest.mark.parametrize(("kind", "times"), [("last", 1), ("best", 2)])
+def test_weights_that_are_the_last_and_the_best_are_tested_once(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, times: int
+) -> None:
+    """Unless the surfaces of the best alone are asked for."""
+    tested = []
+    monkeypatch.setattr(loop, "score", lambda *given: tested.append(given[-1]) or score(*given))
+    result = train(small(images, tmp_path / "run", epochs=1, surfaces=True, weights=kind))
+    assert len(tested) == times
+    assert result["last"]["best_epoch"] == result["best_epoch"] == 1
+    assert result["last"]["test"]["dice_case"] == result["test"]["dice_case"]
 
 
 @pytest.mark.parametrize("kind", ["last", "best"])

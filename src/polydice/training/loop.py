@@ -154,9 +154,11 @@ def finish(run: Run) -> dict[str, Any]:
             writer.submit(run.save_weights, "best", copied(run.best, "cpu")),
             writer.submit(run.save_weights, "last", copied(run.model.state_dict(), "cpu")),
         ]
-        last = tested(run.epoch, settings.surfaces and settings.weights == "last")
-        run.model.load_state_dict(run.best)
-        best = tested(run.best_epoch, settings.surfaces)
+        surfaces = settings.surfaces and settings.weights == "last"
+        best = last = tested(run.epoch, surfaces)
+        if (run.best_epoch, settings.surfaces) != (run.epoch, surfaces):
+            run.model.load_state_dict(run.best)
+            best = tested(run.best_epoch, settings.surfaces)
         for each in saved:
             each.result()
     result = {
