@@ -212,8 +212,8 @@ def effects(study: Study, comparisons: Sequence[Comparison], colour: Mapping[str
                 if each.model == model
             ]
             caption = (
-                "Mean over the folds and seeds in which every value is trained, ± standard error. Dashed: the same on "
-                "the validation part."
+                f"Mean over the folds and {study.recipe.outer}s in which every value is trained, ± standard error. "
+                "Dashed: the same on the validation part."
             )
             if any(panels):
                 name, title = f"effect-{parameter}-{slug(model)}", f"Effect of {SYMBOLS[parameter]}: {model}"
