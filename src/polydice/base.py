@@ -20,7 +20,7 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Term, check_agreement, plan_loss, stacked_weights
+from polydice.kernels.plan import Plan, Term, check_agreement, plan_loss, stacked_weights
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class Summand(nn.Module, ABC):
             return plan.launches(logits, target, mask, stacked_weights(terms))
         for _, loss in terms:
             loss.check_classes(logits)
-        stacked = plan.sums(logits, target, mask)
+        return self.from_sums(plan, plan.sums(logits, target, mask))
+
+    def from_sums(self, plan: Plan, stacked: Tensor) -> Tensor:
+        """The value from the sums that the plan makes, `[len(want), B, C]`."""
+        terms = self.terms
         per_image = over_batch = plan.unstack(stacked)
         if any(loss.over_batch for _, loss in terms):
             total, group = stacked.sum(1, keepdim=True), terms[0][1].process_group

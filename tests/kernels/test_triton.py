@@ -13,6 +13,7 @@ from polydice import (
     DiceLoss,
     DropDiceLoss,
     FocalTverskyLoss,
+    HeadLoss,
     PixelSums,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -556,3 +557,25 @@ def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -
         assert theirs is None or relative(ours, theirs) < 1e-5
     gradients = [torch.autograd.grad(total, x)[0] for total, x in zip(totals, (logits, exact), strict=True)]
     assert relative(*gradients) < 1e-5
+
+
+# The head
+
+
+@pytest.mark.parametrize("loss", [PolyDice1Loss(0.2), DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_slabs_of_a_head_go_through_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum
+) -> None:
+    """Against the logits in float64."""
+    for name in ("CPU_BLOCK", "ACCELERATOR_BLOCK"):
+        monkeypatch.setattr(eager, name, 5 * eager.RUN)
+    conv = nn.Conv2d(7, 5, 1).to(DEVICE)
+    x = torch.randn(2, 7, 30, 31, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
+    labels = torch.randint(5, (2, 30, 31), device=DEVICE)
+    in_pass, exact = HeadLoss(loss, conv), copy.deepcopy(conv).double()
+    value, expected = in_pass(x, labels), loss(exact(x.double()), labels)
+    gradients = torch.autograd.grad(value, [x, *conv.parameters()])
+    expected_gradients = torch.autograd.grad(expected, [x, *exact.parameters()])
+    for found, other in zip((value, *gradients), (expected, *expected_gradients), strict=True):
+        assert relative(found, other) < TOLERANCE[torch.float32]

@@ -460,6 +460,15 @@ def test_volumes_are_trained_on_in_patches_and_tested_whole(
     assert rows[1]["loss"] < rows[0]["loss"]
 
 
+def test_volumes_are_trained_on_with_deep_supervision(volumes: Path, tmp_path: Path) -> None:
+    options = {"width": 4, "depth": 2, "deep_supervision": True}
+    settings = small(volumes, tmp_path / "run", model="dynunet", patch=(16, 16, 16), batch=2, epochs=2, folds=3,
+                     rate=0.1, **options)  # fmt: skip
+    assert train(settings)["model"] == {"name": "dynunet", "channels": 1, "classes": 2, "options": options}
+    rows = history(tmp_path / "run")
+    assert rows[1]["loss"] < rows[0]["loss"]
+
+
 # What is trained on
 
 

@@ -104,13 +104,12 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     batch, classes, count = logits.shape
     if logits.numel() == 0:
         return
-    size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
+    size = most_elements(logits.device)
     # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
     lean = mask is None and options.ignore_index is None and target.ndim == 2 and IN_PLACE.issuperset(options.want)
     if not lean:
         size = size * 3 // 8
-    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
-    images = _even_share(batch, max(1, size // (classes * pixels)))
+    images, pixels = block_size(batch, classes, count, size)
     buffers = torch.empty(2 if lean else 5, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
     line = buffers.new_empty(images * pixels)
     # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
@@ -121,6 +120,16 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
         for start in range(0, count, pixels):
             here = slice(first, first + images), slice(start, start + pixels)
             yield _block(*here, logits, target, mask, options, buffers, line, labels)
+
+
+def most_elements(device: torch.device) -> int:
+    return CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
+
+
+def block_size(batch: int, classes: int, count: int, size: int) -> tuple[int, int]:
+    """Images and pixels of blocks with about `size` elements each, whole runs of pixels."""
+    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
+    return _even_share(batch, max(1, size // (classes * pixels))), pixels
 
 
 def _even_share(count: int, most: int) -> int:

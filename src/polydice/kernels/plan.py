@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
     if not _are_plain(logits, target, mask):
-        return _plan_terms(terms, logits, target, mask)
+        return plan_terms(terms, logits, target, mask)
     key = (
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
@@ -94,12 +94,22 @@ def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None)
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
-        plan = _plan_terms(terms, logits, target, mask)
+        plan = plan_terms(terms, logits, target, mask)
         plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         _PLANS[key] = plan
     return plan
+
+
+def plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
+    """How to make the sums that these losses read. Raises where they cannot be made of such tensors."""
+    losses = [loss for _, loss in terms]
+    check_agreement(("impl", "process_group"), losses)
+    wanted = {name for loss in losses for name in loss.want}
+    want = tuple(name for name in FIELDS if name in wanted)
+    first = losses[0]
+    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want), first.impl)
 
 
 def plan_sums(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, impl: str) -> Plan:
@@ -191,15 +201,6 @@ def _are_plain(logits: object, target: object, mask: object) -> bool:
         and (mask is None or type(mask) in _PLAIN)
         and not torch._C._are_functorch_transforms_active()
     )
-
-
-def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
-    losses = [loss for _, loss in terms]
-    check_agreement(("impl", "process_group"), losses)
-    wanted = {name for loss in losses for name in loss.want}
-    want = tuple(name for name in FIELDS if name in wanted)
-    first = losses[0]
-    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want), first.impl)
 
 
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
