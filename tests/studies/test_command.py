@@ -66,7 +66,10 @@ def test_a_study_without_any_data_is_an_error_and_has_no_report(
     recipe.write_text(RECIPE.replace(GENERATED, NOWHERE))
     assert main(["study", str(recipe), "--out", str(tmp_path / "s"), "--data", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    problem = f"no data set of the recipe is there ({tmp_path / 'nowhere'}): --data names the folder that holds them"
+    problem = (
+        f"no data set of the recipe is there ({tmp_path / 'nowhere'}): --data names the folder that holds them; for "
+        "compare, the data set itself"
+    )
     assert (said.out, said.err) == ("", f"polydice study: {problem}\n")
     assert not (tmp_path / "s" / "report").exists()
 
