@@ -350,7 +350,7 @@ def test_a_wrong_option_is_refused_and_shown(
 
 def test_a_missing_argument_is_named_among_the_options() -> None:
     """Somebody else's spelling of ε."""
-    with pytest.raises(TypeError, match=r"PolyDice1Loss: .*'epsilon'; its options are epsilon, scale, batch, smooth"):
+    with pytest.raises(TypeError, match=r"PolyDice1Loss: .*'epsilon'; its options are epsilon, follow, scale, batch"):
         PolyDice1Loss(eps=0.2)
     with pytest.raises(TypeError, match="its options are kappa, batch, absent, activation"):
         TvMFDiceLoss(eps=0.2)
@@ -446,9 +446,18 @@ def test_buffers_go_to_a_device_without_float64() -> None:
         loss._apply(lambda _: (_ for _ in ()).throw(RuntimeError("no such device")))
 
 
+def test_buffers_keep_their_digits_in_a_model_of_half_precision() -> None:
+    x, labels = batch_of(classes=3)
+    loss = PolyDice1Loss(0.1, weight=[0.1, 0.7, 1 / 3]) + TvMFDiceLoss([0.1, 0.2, 0.3])
+    before = loss(x, labels)
+    for convert in (loss.half, loss.bfloat16, loss.float, loss.double):
+        assert torch.equal(convert()(x, labels), before)
+    assert loss.to("meta").losses[0].epsilon.is_meta
+
+
 @each_loss
 def test_a_loss_holds_nothing_but_its_weights(case: Case) -> None:
-    own = {"kappa"} if case.name.startswith("tvmf") else set()
+    own = {name for start, name in (("tvmf", "kappa"), ("poly1", "epsilon")) if case.name.startswith(start)}
     assert not list(case.make().parameters())
     assert {name for name, _ in case.make().named_buffers()} == own
     assert {name for name, _ in case.make(weight=[1.0, 2.0]).named_buffers()} == own | {"weight"}

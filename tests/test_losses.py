@@ -1,13 +1,14 @@
 import math
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import monai.losses
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polydice import (
@@ -780,6 +781,83 @@ def test_dice_outside_its_range_is_refused(dice: object) -> None:
         TvMFDiceLoss(0.0).update_kappa(dice)
 
 
+# PolyDice-1's ε
+
+
+def test_epsilon_may_be_one_per_class() -> None:
+    x, labels = image_batch(3)
+    for scale in ("coupled", "detached", "none"):
+        each = PolyDice1Loss([-0.25, 0.0, 0.5], scale=scale, reduction="none")(x, labels)
+        for c, epsilon in enumerate([-0.25, 0.0, 0.5]):
+            alone = PolyDice1Loss(epsilon, scale=scale, reduction="none")(x, labels)
+            assert torch.equal(each[:, c], alone[:, c])
+
+
+@pytest.mark.parametrize("epsilon", [0.3, [0.1, 0.2, 0.3], torch.tensor([0.5, 0.25, -0.125])])
+def test_an_updated_epsilon_is_heard(epsilon: object) -> None:
+    x, labels = image_batch(3)
+    loss = PolyDice1Loss(0.0)
+    before = loss(x, labels)
+    loss.update_epsilon(epsilon)
+    assert torch.equal(loss(x, labels), PolyDice1Loss(epsilon)(x, labels))
+    assert not torch.equal(loss(x, labels), before)
+
+
+def test_an_epsilon_that_follows_dice() -> None:
+    loss = PolyDice1Loss(0.125, follow=0.5)
+    assert loss.adaptive
+    assert not PolyDice1Loss(0.125).adaptive
+    loss.adapt(torch.tensor([1.0, 0.5, 0.0]))
+    assert repr(loss) == "PolyDice1Loss(epsilon=[0.5, 0.25, 0.0], follow=0.5)"
+    still = PolyDice1Loss(0.125)
+    still.adapt([1.0, 0.5, 0.0])
+    assert still.epsilon == 0.125
+    with pytest.raises(ValueError, match="dice_per_class must be one number in"):
+        loss.adapt([0.5, 1.5])
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_updated_epsilon_survives_a_checkpoint(alone: bool) -> None:
+    def make() -> Any:
+        return PolyDice1Loss(0.0) if alone else CrossEntropyLoss() + PolyDice1Loss(0.0)
+
+    trained, fresh = make(), make()
+    trained.terms[-1][1].update_epsilon([0.25, 0.5])
+    fresh.load_state_dict(trained.state_dict())
+    assert fresh.terms[-1][1].epsilon.tolist() == [0.25, 0.5]
+
+
+def test_a_checkpoint_of_before_leaves_epsilon_as_it_is() -> None:
+    loss = CrossEntropyLoss() + PolyDice1Loss(0.5, weight=[1.0, 2.0])
+    loss.load_state_dict({"losses.1.weight": torch.tensor([3.0, 4.0])})
+    assert loss.losses[1].epsilon == 0.5
+    assert loss.losses[1].weight.tolist() == [3, 4]
+
+
+def test_an_epsilon_that_is_a_parameter_learns() -> None:
+    x, labels = image_batch(3)
+    loss = PolyDice1Loss(0.0)
+    loss.epsilon = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+    loss(x, labels).backward()
+    assert loss.epsilon.grad > 0
+
+
+def test_epsilon_of_the_wrong_length_is_refused() -> None:
+    x, labels = image_batch(3)
+    with pytest.raises(ValueError, match="epsilon has 2 entries, the logits have 3 classes"):
+        PolyDice1Loss([1.0, 2.0])(x, labels)
+
+
+def test_an_epsilon_with_which_perfect_is_not_best_is_warned_of() -> None:
+    PolyDice1Loss(-0.5)
+    with pytest.warns(UserWarning, match=r"epsilon=-0.75 is below -1/2: .* a perfect prediction is not its minimum"):
+        loss = PolyDice1Loss(-0.75, activation="none", smooth=0.0)
+    with pytest.warns(UserWarning, match=r"epsilon=\[0.0, -0.6\] is below -1/2"):
+        PolyDice1Loss(0.0).update_epsilon([0.0, -0.6])
+    perfect = torch.tensor([[[1.0, 0.0]]])
+    assert loss(perfect[..., [1, 0]], perfect) < loss(perfect, perfect)
+
+
 # Arguments that make no sense
 
 
@@ -796,6 +874,8 @@ def test_dice_outside_its_range_is_refused(dice: object) -> None:
         (lambda: PolyDiceLoss(("0.5",)), TypeError, "coefficients must be a number: '0.5'"),
         (lambda: PolyDice1Loss("0.5"), TypeError, "epsilon must be a number: '0.5'"),
         (lambda: PolyDice1Loss(math.inf), ValueError, "epsilon must be finite: inf"),
+        (lambda: PolyDice1Loss([[0.1]]), ValueError, "epsilon must be finite, one number or one per class"),
+        (lambda: PolyDice1Loss(0.1, follow=math.nan), ValueError, "follow must be finite: nan"),
         (lambda: TverskyLoss(-0.1, 0.7), ValueError, "alpha must be finite and at least 0: -0.1"),
         (lambda: TverskyLoss(0.3, math.nan), ValueError, "beta must be finite and at least 0: nan"),
         (lambda: FocalTverskyLoss(gamma=0.0), ValueError, "gamma must be positive: 0.0"),

@@ -20,7 +20,7 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Term, check_agreement, plan_loss, stacked_weights
+from polydice.kernels.plan import Term, added_numbers, check_agreement, plan_loss, stacked_weights
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Summand(nn.Module, ABC):
         terms = self.terms
         plan = plan_loss(terms, logits, target, mask)
         if plan.launches is not None:
-            return plan.launches(logits, target, mask, stacked_weights(terms))
+            return plan.launches(logits, target, mask, stacked_weights(terms), added_numbers(terms, logits.device))
         for _, loss in terms:
             loss.check_classes(logits)
         stacked = plan.sums(logits, target, mask)
@@ -150,15 +150,17 @@ class Loss(Summand):
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts the buffers, which are float64, also to a device that does not have it (mps)."""
+        """Moves the buffers, which are float64, also to a device that does not have it (mps)."""
 
         def fitting(tensor: Tensor) -> Tensor:
             try:
-                return fn(tensor)
+                moved = fn(tensor)
             except (TypeError, RuntimeError):
                 if tensor.dtype != torch.float64:
                     raise
-            return fn(tensor.float())
+                return fn(tensor.float())
+            # In a model of half precision, the numbers of its loss keep the digits they were given with.
+            return tensor.to(moved.device) if moved.itemsize < tensor.itemsize else moved
 
         super()._apply(fitting, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -175,6 +177,14 @@ class Loss(Summand):
     @abstractmethod
     def evaluate(self, sums: PixelSums) -> Tensor:
         """The value, reduced as asked, from sums that are taken over each image or over the batch."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether `adapt` changes anything."""
+        return False
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        """What follows the validation is set anew: Dice in [0, 1] of every class, background included."""
 
     def fused_form(self) -> Form | None:
         """This loss as `kernels/tail.py` computes it, if it can."""

@@ -1,12 +1,13 @@
 """Every loss: a few lines each on the sums of `pixel_sums`, `[B, C]` tensors."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from polydice.arguments import check_option, flag, not_negative, number
+from polydice.arguments import check_option, flag, not_negative, number, numbers, shares
 from polydice.base import (
     DEFAULT_SMOOTH,
     AveragedLoss,
@@ -85,11 +86,15 @@ class PolyDiceLoss(RegionLoss):
     def per_class(self, sums: PixelSums) -> Tensor:
         a, b, e = sums.target_sq, sums.prediction_sq, sums.error_sq
         if self.scale == "none":
-            return polynomial(self.coefficients, squared_angle(misdirection(a, b, e, sums.intersection)))
-        angular = polynomial(self.coefficients, squared_angle(misalignment(a, b, e, self.smooth)))
+            return self._angular(squared_angle(misdirection(a, b, e, sums.intersection)))
+        angular = self._angular(squared_angle(misalignment(a, b, e, self.smooth)))
         lost = mismatch(a, b, self.smooth)
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
+
+    def _angular(self, t: Tensor) -> Tensor:
+        """q, of t = θ²."""
+        return polynomial(self.coefficients, t)
 
     def fused_form(self) -> Form | None:
         if self.scale == "none":
@@ -116,13 +121,76 @@ class DropDiceLoss(PolyDiceLoss):
 class PolyDice1Loss(PolyDiceLoss):
     """Dice with only the leading term of the cosine's series, its coefficient moved: q = (½ + ε)·θ².
 
+    ε is one number, or one per class, and `update_epsilon` sets it anew. With `follow=E` it is adaptive: ε_c = E·Dice_c
+    after every validation of a training, or whenever `adapt` is told Dice; before the first it is `epsilon`.
+
     >>> PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()  # still one pass over the pixels
     PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()
+    >>> loss = PolyDice1Loss(epsilon=0.0, follow=0.5)
+    >>> loss.adapt([1.0, 0.5])
+    >>> loss
+    PolyDice1Loss(epsilon=[0.5, 0.25], follow=0.5)
     """
 
-    def __init__(self, epsilon: float, *, scale: str = "coupled", **options: Unpack[RegionOptions]) -> None:
-        super().__init__((0.5 + number("epsilon", epsilon),), scale=scale, **options)
-        self.epsilon = float(epsilon)
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        epsilon: float | Sequence[float] | Tensor,
+        *,
+        follow: float | None = None,
+        scale: str = "coupled",
+        **options: Unpack[RegionOptions],
+    ) -> None:
+        super().__init__((0.5,), scale=scale, **options)  # without ε, which may change
+        self.register_buffer("epsilon", _convex(epsilon))
+        self.follow = None if follow is None else number("follow", follow)
+
+    def update_epsilon(self, epsilon: float | Sequence[float] | Tensor) -> None:
+        """One number, or one per class, background included."""
+        self.epsilon = _convex(epsilon).to(self.epsilon)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.follow is not None
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        if self.follow is not None:
+            self.update_epsilon(self.follow * shares("dice_per_class", dice_per_class))
+
+    def check_classes(self, logits: Tensor) -> None:
+        super().check_classes(logits)
+        check_per_class("epsilon", self.epsilon, logits)
+
+    def _angular(self, t: Tensor) -> Tensor:
+        return (0.5 + self.epsilon.to(t.dtype)) * t
+
+    def fused_form(self) -> Form | None:
+        form = super().fused_form()
+        return form and form._replace(added="epsilon")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}epsilon", self.epsilon)  # a state of before, when ε was no part of it
+        _make_room(self, "epsilon", state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _convex(epsilon: float | Sequence[float] | Tensor) -> Tensor:
+    found = numbers("epsilon", epsilon)
+    if bool((found < -0.5).any()):
+        warnings.warn(
+            f"epsilon={found.tolist()} is below -1/2: the loss then falls with the angle, and a perfect prediction is "
+            "not its minimum",
+            stacklevel=3,
+        )
+    return found
+
+
+def _make_room(loss: Loss, name: str, state_dict: dict[str, Any], prefix: str) -> None:
+    """What was one number may have become one per class, or the other way round."""
+    saved = state_dict.get(f"{prefix}{name}")
+    if saved is not None:
+        setattr(loss, name, getattr(loss, name).new_empty(saved.shape))
 
 
 class TverskyLoss(RegionLoss):
@@ -185,10 +253,14 @@ class TvMFDiceLoss(AveragedLoss):
 
     def update_kappa(self, dice_per_class: Sequence[float] | Tensor) -> None:
         """Dice in [0, 1] of every class, background included, to κ = 32·Dice."""
-        dice = not_negative("dice_per_class", dice_per_class)
-        if dice.ndim != 1 or dice.max() > 1:
-            raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
-        self.kappa = (32 * dice).to(self.kappa)
+        self.kappa = (32 * shares("dice_per_class", dice_per_class)).to(self.kappa)
+
+    @property
+    def adaptive(self) -> bool:
+        return True
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        self.update_kappa(dice_per_class)
 
     def check_classes(self, logits: Tensor) -> None:
         super().check_classes(logits)
@@ -200,9 +272,7 @@ class TvMFDiceLoss(AveragedLoss):
         return (x * (1 + 2 * kappa) / (1 + kappa * x)).square()  # 1 − φ, without its cancellation
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        saved = state_dict.get(f"{prefix}kappa")
-        if saved is not None:  # one number may have become one per class
-            self.kappa = self.kappa.new_empty(saved.shape)
+        _make_room(self, "kappa", state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

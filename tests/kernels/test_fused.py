@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 POINTERS = {
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.uint8: "*u8",
@@ -77,7 +78,8 @@ def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: boo
     ids=repr,
 )
 def test_tail(loss: Loss | LossSum) -> None:
-    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, *[torch.float32] * 3)
+    doubles = [torch.float64] * 2  # weights, and what is added to coefficients
+    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, torch.float32, *doubles, torch.float32)
     assert kernel.asm["cubin"]
 
 

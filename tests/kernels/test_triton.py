@@ -197,6 +197,22 @@ def test_losses(index: int, options: dict[str, object]) -> None:
     assert relative(logits.grad, exact.grad) < 1e-5
 
 
+@pytest.mark.parametrize("weight", [None, [0.1, 0.2, 0.3]])
+def test_an_epsilon_of_each_class(weight: list | None) -> None:
+    """Alone, in a sum with others that have one, one number or several, and changed."""
+    logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
+    first, second = PolyDice1Loss([0.5, 0.0, -0.25], weight=weight), PolyDice1Loss(0.25, scale="detached")
+    first, second, drop = first.to(DEVICE), second.to(DEVICE), DropDiceLoss(2)
+    for loss in (first, first + drop + second, second + CrossEntropyLoss() + PolyDice1Loss(0.75).to(DEVICE)):
+        for epsilon in ([0.5, 0.0, -0.25], [0.125, 0.25, 0.5]):
+            first.update_epsilon(epsilon)
+            assert relative(loss(logits, target), plain(loss)(logits.double(), target)) < 1e-6
+            x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+            loss(x, target).backward()
+            plain(loss)(exact, target).backward()
+            assert relative(x.grad, exact.grad) < 1e-5
+
+
 def test_a_subclass_that_computes_something_else_is_heard() -> None:
     class Doubled(PolyDice1Loss):
         def per_class(self, sums: PixelSums) -> Tensor:

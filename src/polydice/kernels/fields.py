@@ -41,3 +41,4 @@ class Form(NamedTuple):
     kind: str  # one of fused.KINDS
     numbers: tuple[float, ...]  # four, in the order in which the formula reads them
     coefficients: tuple[float, ...] = ()  # of a polynomial
+    added: str = ""  # a buffer of the loss, one number or one per class: what is added to the first coefficient

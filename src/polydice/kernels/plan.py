@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,11 +28,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter 
 MOST_PLANS = 1024
 _PLANS: dict[Any, "Plan"] = {}
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_NO_BUFFER = torch.empty(0)  # somebody has made the weights a parameter
+_NO_BUFFER = torch.empty(0)  # somebody has made it a parameter
+_COPIES: WeakKeyDictionary[Any, tuple[Tensor, int, Tensor]] = WeakKeyDictionary()  # of a loss: see `_on`
 
 
 class Term(NamedTuple):
-    """All of a loss that its plan depends on, but for its weights."""
+    """All of a loss that its plan depends on, but for its buffers."""
 
     want: tuple[str, ...]  # the sums it reads
     form: Form | None  # as kernels/tail.py computes it; None if only torch can
@@ -90,7 +92,7 @@ def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None)
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
-        *[(factor, loss.term(), _weight_kind(loss)) for factor, loss in terms],
+        *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms],
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
@@ -168,15 +170,47 @@ def stacked_weights(terms: Terms) -> Tensor | None:
     return torch.stack([weight.to(torch.float64) for weight in each])
 
 
+def added_numbers(terms: Terms, device: torch.device) -> Tensor | None:
+    """What is added to coefficients of the terms, those that have something to add: `[terms, C]` in float64, or
+    `[terms]` where each is one number."""
+    found = [_on(device, loss) for _, loss in terms if _added(loss) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return torch.stack(torch.broadcast_tensors(*found))
+
+
+def _on(device: torch.device, loss: Planned) -> Tensor:
+    """What a loss adds, on this device. A number that is elsewhere, since nobody has moved the loss, is copied there
+    once, and again when it has changed: every copy would wait for the device."""
+    added = _added(loss)
+    assert added is not None
+    if added.device == device:
+        return added.to(torch.float64).contiguous()
+    origin, version, copy = _COPIES.get(loss, (None, 0, _NO_BUFFER))
+    now = 0 if added.is_inference() else added._version
+    if origin is not added or version != now or copy.device != device:
+        copy = added.to(device, torch.float64)
+        _COPIES[loss] = added, now, copy
+    return copy
+
+
+def _added(loss: Planned) -> Tensor | None:
+    form = loss.term().form
+    return None if form is None or not form.added else _buffer(loss, form.added)
+
+
 def _weight(loss: Planned) -> Tensor | None:
-    """`loss.weight`. nn.Module's own lookup of a buffer takes longer than that of a plan."""
-    found = loss._buffers.get("weight", _NO_BUFFER)
-    return loss.weight if found is _NO_BUFFER else found
+    return _buffer(loss, "weight")
 
 
-def _weight_kind(loss: Planned) -> tuple[torch.Size, torch.device, bool] | None:
-    weight = _weight(loss)
-    return None if weight is None else (weight.shape, weight.device, weight.requires_grad)
+def _buffer(loss: Planned, name: str) -> Tensor | None:
+    """An attribute. nn.Module's own lookup of a buffer takes longer than that of a plan."""
+    found = loss._buffers.get(name, _NO_BUFFER)
+    return getattr(loss, name) if found is _NO_BUFFER else found
+
+
+def _kind(numbers: Tensor | None) -> tuple[torch.Size, torch.device, bool] | None:
+    return None if numbers is None else (numbers.shape, numbers.device, numbers.requires_grad)
 
 
 def _are_plain(logits: object, target: object, mask: object) -> bool:
@@ -206,6 +240,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
     """The launches that make the whole loss; None where torch must make it of the sums."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
+    added = [_added(loss) for _, loss in terms]
     forms = [term.form for term in each if term.form is not None]
     batch = {term.batch for term in each} - {None}
     first = each[0]
@@ -217,7 +252,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         or first.activation == "none"
         or first.group is not None
         or logits.numel() == 0
-        or any(weight is not None and weight.requires_grad for weight in weights)
+        or any(numbers is not None and numbers.requires_grad for numbers in weights + added)
     ):
         return None
     for _, loss in terms:
@@ -232,6 +267,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         mean=first.reduction == "mean",
         over_batch=True in batch,
         weighted=any(weight is not None for weight in weights),
+        each_added=any(numbers is not None and numbers.ndim > 0 for numbers in added),
     )
     options = plan.options._replace(want=_distinct(plan.options, plan.labels))
     return loss_launches(

@@ -43,10 +43,11 @@ def _inverse_root(square):
 
 @triton.jit
 def _polynomial(
-    a, b, e, smooth, DETACHED: tl.constexpr, COEFFICIENTS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    SERIES: tl.constexpr,
+    a, b, e, smooth, added, DETACHED: tl.constexpr, COEFFICIENTS: tl.constexpr, FIRST: tl.constexpr,
+    LAST: tl.constexpr, ADDED: tl.constexpr, SERIES: tl.constexpr,
 ):  # fmt: skip
-    """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py."""
+    """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py. ADDED: the first coefficient
+    is larger by `added`, which comes with every call."""
     root_a = a * _inverse_root(a)
     of_root = _inverse_root(b)
     root_b = b * of_root
@@ -79,6 +80,9 @@ def _polynomial(
     for k in tl.static_range(LAST - FIRST):
         q_t = q_t * t + q + COEFFICIENTS[LAST - 1 - k]
         q = (q + COEFFICIENTS[LAST - 1 - k]) * t
+    if ADDED:
+        q += added * t
+        q_t += added
     slope = (1 - lost) * q_t * t_x
     return lost + (1 - lost) * q, lost_b * (1.0 if DETACHED else 1 - q) + slope * x_b, slope * x_e
 
@@ -149,8 +153,9 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
 
 @triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))
 def tail(
-    space, weights, loss, room, batch, classes, programs,
+    space, weights, added, loss, room, batch, classes, programs,
     KIND: tl.constexpr, NUMBERS: tl.constexpr, COEFFICIENTS: tl.constexpr, BOUNDS: tl.constexpr,
+    ADDED: tl.constexpr, EACH_ADDED: tl.constexpr,
     FACTOR: tl.constexpr, BACKGROUND: tl.constexpr, SKIP: tl.constexpr,
     MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
@@ -158,13 +163,15 @@ def tail(
     SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """weights `[terms, C]` and, in `space`, partial sums (BLOCK_P = 0: sums) -> the loss and, in `space`, its slopes.
+    """weights `[terms, C]`, what is added to first coefficients, and, in `space`, partial sums (BLOCK_P = 0: sums) ->
+    the loss and, in `space`, its slopes.
 
     The space holds the slopes `[fields, B, C]`, from `room` on as many sums in float64, and from three times `room` on
     the partial sums `[programs, fields, B, C]`; all but the sums are float32.
 
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
-    describe the terms of a weighted sum of losses.
+    describe the terms of a weighted sum of losses. ADDED is the place of each term in `added` `[terms, C]`, or
+    `[terms]` if not EACH_ADDED; -1: it has none.
     """
     begin(AHEAD)
     sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
@@ -200,9 +207,16 @@ def tail(
             weight = tl.where((truth if TARGET >= 0 else a) < TINY, 0.0, weight)
         count = weight
         if KIND[n] == POLYNOMIAL:
+            more = tl.zeros((1, 1), tl.float64)
+            if ADDED[n] >= 0:
+                if EACH_ADDED:
+                    more = tl.load(added + ADDED[n] * classes + channel, mask=channel < classes, other=0.0)
+                else:
+                    more += tl.load(added + ADDED[n])
             each, each_b, each_e = _polynomial(
-                a, b, e, NUMBERS[4 * n], NUMBERS[4 * n + 1] != 0, COEFFICIENTS, BOUNDS[n], BOUNDS[n + 1], SERIES
-            )
+                a, b, e, NUMBERS[4 * n], more, NUMBERS[4 * n + 1] != 0, COEFFICIENTS, BOUNDS[n], BOUNDS[n + 1],
+                ADDED[n] >= 0, SERIES,
+            )  # fmt: skip
         elif KIND[n] == RATIO:
             each_e = _inverse(a + b + NUMBERS[4 * n])
             each = e * each_e

@@ -1,6 +1,6 @@
 """What a run minimises: its loss, over all processes and all resolutions of the logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -58,15 +58,15 @@ def supervised(loss: Objective, logits: Tensor | list[Tensor], labels: Tensor) -
     return total
 
 
-def has_kappa(loss: Objective) -> bool:
-    return any(isinstance(term, TvMFDiceLoss) for term in _terms(loss))
+def adaptive(loss: Objective, kappa: bool = True) -> list[Loss]:
+    """The terms that follow the validation; a κ only if it shall."""
+    return [term for term in _terms(loss) if term.adaptive and (kappa or not isinstance(term, TvMFDiceLoss))]
 
 
-def adapt_kappa(loss: Objective, dice_per_class: Tensor) -> None:
-    """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
-    for term in _terms(loss):
-        if isinstance(term, TvMFDiceLoss):
-            term.update_kappa(dice_per_class.nan_to_num(0.0))
+def adapt(terms: Sequence[Loss], dice_per_class: Tensor) -> None:
+    """A class that is nowhere has Dice 0."""
+    for term in terms:
+        term.adapt(dice_per_class.nan_to_num(0.0))
 
 
 def _terms(loss: Objective) -> Iterator[Loss]:
