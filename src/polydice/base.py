@@ -20,7 +20,7 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Term, added_numbers, check_agreement, plan_loss, stacked_weights
+from polydice.kernels.plan import Term, added_numbers, check_agreement, focal_gammas, plan_loss, stacked_weights
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Loss(Summand):
     weight: Tensor | None
     batch: bool | None = None  # of losses that have no such option
     absent: str = "keep"
+    gamma: float = 0.0
 
     def __init__(
         self,
@@ -205,6 +206,7 @@ class Loss(Summand):
                 batch=self.batch,
                 background=self.include_background,
                 skip_absent=self.absent == "skip",
+                gamma=self.gamma if "focal" in self.want else None,
             )
         return found
 
@@ -243,6 +245,7 @@ class LossSum(Summand):
         self.factors = tuple(factor for factor, _ in terms)
         self.losses = nn.ModuleList(loss for _, loss in terms)
         check_agreement(SHARED, [loss for _, loss in terms])
+        focal_gammas([loss for _, loss in terms])
 
     @property
     def terms(self) -> list[tuple[float, Loss]]:

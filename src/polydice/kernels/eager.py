@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from polydice.kernels.fields import Options
+from polydice.kernels.fields import ON_REQUEST, Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
@@ -90,7 +91,7 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, 
     slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
     for block in _blocks(logits, target, mask, options):
         slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
-        _logit_gradient(block, slope, options.activation, out=result[block.images, :, block.pixels])
+        _logit_gradient(block, slope, options, out=result[block.images, :, block.pixels])
     return result
 
 
@@ -107,7 +108,9 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
     # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
     lean = mask is None and options.ignore_index is None and target.ndim == 2 and IN_PLACE.issuperset(options.want)
-    if not lean:
+    if not set(ON_REQUEST).isdisjoint(options.want):  # which take more buffers, made when they are needed
+        size = size // 8
+    elif not lean:
         size = size * 3 // 8
     pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
     images = _even_share(batch, max(1, size // (classes * pixels)))
@@ -211,6 +214,10 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
         yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
         yield "cross_entropy", _cross_entropy(block, options.activation)
+    if "focal" in want:
+        yield "focal", _focal(block, options)
+    if "uniform" in want:
+        yield "uniform", _surprise(block)[1].div_(p.shape[1])
     if "error_sq" in want:
         yield "error_sq", y.sub_(p).square_()
     if "prediction_sq" in want:
@@ -244,14 +251,65 @@ def _cross_entropy(block: Block, activation: str) -> Tensor:
     return entropy.neg_().exp_().log1p_().add_(positive)
 
 
+def _surprise(block: Block) -> tuple[Tensor, Tensor]:
+    """1 - p and -log p of a softmax, both exact near p = 1: there 1 - p is what the other classes have."""
+    p, x = block.p, block.x.to(block.p.dtype)
+    likely = p > 0.5
+    others = p.masked_fill(likely, 0).sum(1, keepdim=True)
+    surprise = (x.amax(1, keepdim=True) - x).sub_(p.amax(1, keepdim=True).log_())
+    return torch.where(likely, others, 1 - p), torch.where(likely, -torch.log1p(-others), surprise)
+
+
+def _share(y: Tensor, values: Tensor) -> Tensor:
+    """y·values, 0 where y is 0 and the value perhaps infinite."""
+    return (y * values).masked_fill_(y == 0, 0)
+
+
+def _focal(block: Block, options: Options) -> Tensor:
+    y = block.y
+    if options.activation == "softmax":
+        missed, surprise = _surprise(block)
+        return _share(y, missed.pow_(options.gamma).mul_(surprise))
+    x = block.x.to(y.dtype)
+    found, spared = ((-z).sigmoid_().pow_(options.gamma).mul_(-F.logsigmoid(z)) for z in (x, -x))
+    return _share(y, found).add_(_share(1 - y, spared))
+
+
+def _focal_gradient(block: Block, slope: Tensor, options: Options) -> Tensor:
+    """With m = 1 - p and l = -log p, that of m^g l is m^g (1 + g p l/m) times that of l, which is -m in the class's own
+    logit and p in the others: nothing cancels."""
+    y, p, gamma = block.y, block.p, options.gamma
+    if options.activation == "softmax":
+        m, surprise = _surprise(block)
+        bend = torch.where(m == 0, 1, surprise / m).mul_(p).masked_fill_(p == 0, 0)
+        pull = m.pow(gamma).mul_(bend.mul_(gamma).add_(1)).mul_(y * slope)
+        return p * (pull.sum(1, keepdim=True) - pull) - pull * m
+    x = block.x.to(y.dtype)
+    pulls = []
+    for z, share in ((x, y), (-x, 1 - y)):
+        m, q = (-z).sigmoid(), z.sigmoid()
+        pulls.append(share * m.pow(gamma) * (m + gamma * _share(q, -F.logsigmoid(z))))
+    return (pulls[1] - pulls[0]).mul_(slope)
+
+
+def _gradient_on_request(block: Block, slope: dict[str, Tensor], options: Options) -> Tensor | None:
+    found = _focal_gradient(block, slope["focal"], options) if "focal" in slope else None
+    if "uniform" in slope:
+        each = slope["uniform"] / block.p.shape[1]
+        uniform = block.p * each.sum(1, keepdim=True) - each
+        found = uniform if found is None else found.add_(uniform)
+    return found
+
+
 def _perhaps_infinite(values: Tensor) -> bool:
     """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
     return values.device.type != "cpu" or bool(values.amax() == torch.inf)
 
 
-def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
+def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, out: Tensor) -> None:
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
-    p, weight = block.p, block.weight
+    p, weight, activation = block.p, block.weight, options.activation
+    more = _gradient_on_request(block, slope, options)
     # That of cross-entropy needs no division by p: it joins after the activation.
     wanted = None
     if "cross_entropy" in slope:
@@ -269,6 +327,8 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out
         h.mul_(p).mul_(p.neg_().add_(1))
         if wanted is not None:
             h.sub_(wanted)
+    if more is not None:
+        h.add_(more)
     out.copy_(h if weight is None else h.mul_(weight))
 
 

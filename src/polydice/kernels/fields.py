@@ -19,10 +19,15 @@ class PixelSums(NamedTuple):
     error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
     cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
     pixels: Tensor = _UNWANTED  # pixels not ignored
+    focal: Tensor = _UNWANTED  # Σ −y·(1 − ŷ)^γ·log ŷ (softmax), and of sigmoid also Σ −(1 − y)·ŷ^γ·log(1 − ŷ)
+    uniform: Tensor = _UNWANTED  # Σ −log ŷ / C (softmax): the cross-entropy of a target that does not know
     labels: bool = True  # whether the target was class labels (else masks)
 
 
-FIELDS = PixelSums._fields[:-1]  # the sums; kernels number them in this order
+SUMS = PixelSums._fields[:-1]  # kernels number them in this order
+ON_REQUEST = ("focal", "uniform")
+FIELDS = tuple(name for name in SUMS if name not in ON_REQUEST)  # the sums that come unasked
+FROM_LOGITS = ("cross_entropy", *ON_REQUEST)
 ACTIVATIONS = ("softmax", "sigmoid", "none")  # kernels number these too
 IMPLEMENTATIONS = ("auto", "fused", "eager")
 
@@ -33,6 +38,7 @@ class Options(NamedTuple):
     activation: str
     ignore_index: int | None
     want: tuple[str, ...]
+    gamma: float = 0.0  # of the focal sum
 
 
 class Form(NamedTuple):

@@ -14,13 +14,13 @@ import triton
 from torch import Tensor
 
 from polydice.kernels.eager import flatten, sum_dtype
-from polydice.kernels.fields import ACTIVATIONS, FIELDS, Form, Options
+from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Form, Options
 from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.tiles import fitting, resident, tile
 from polydice.kernels.triton import pass_backward, pass_forward
 
-KINDS = ("polynomial", "ratio", "overlap", "entropy")
+KINDS = ("polynomial", "ratio", "overlap", "entropy", "focal")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 MOST_PARTIALS = 1 << 14  # that it adds up by itself
 GATHERED = 8192  # of them at a time
@@ -225,7 +225,8 @@ def _launch(
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
     half, channels_last, entropy = logits.dtype.itemsize == 2, logits.strides[1] == 1, "cross_entropy" in options.want
-    shape = tile(classes, count, half, channels_last, entropy, backward)
+    logarithms = not set(FROM_LOGITS).isdisjoint(options.want)
+    shape = tile(classes, count, half, channels_last, logarithms, backward)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
@@ -238,7 +239,7 @@ def _launch(
         "LABELS": not channel,
         "HAS_MASK": mask is not None,
         "HAS_IGNORE": options.ignore_index is not None,
-        "WANT": tuple(FIELDS.index(name) for name in options.want),
+        "WANT": tuple(SUMS.index(name) for name in options.want),
         "LUMP": lump,
         "EVEN": count % block.pixels == 0,
         "FULL": classes == block.groups * block.classes,
@@ -248,17 +249,19 @@ def _launch(
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
         "STAGES": block.stages,
+        "ON_REQUEST": not set(ON_REQUEST).isdisjoint(options.want),
     }
     if backward:
         wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": entropy}
         return Launch(
-            pass_backward, batch * programs, (*numbers, *result.strides), constants | wanted | {"HAS_SCALE": scaled},
-            logits.device, num_warps=block.warps, maxnreg=block.registers,
+            pass_backward, batch * programs, (*numbers, *result.strides, options.gamma),
+            constants | wanted | {"HAS_SCALE": scaled}, logits.device,
+            num_warps=block.warps, maxnreg=block.registers,
         )  # fmt: skip
     levels = (len(options.want) * block.groups - 1).bit_length()
     return Launch(
-        pass_forward, batch * programs, (offset, *numbers), constants | {"LEVELS": levels}, logits.device,
-        num_warps=block.warps, maxnreg=block.registers,
+        pass_forward, batch * programs, (offset, *numbers, options.gamma), constants | {"LEVELS": levels},
+        logits.device, num_warps=block.warps, maxnreg=block.registers,
     )  # fmt: skip
 
 
@@ -302,4 +305,4 @@ def _tail(
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
-    return {name.upper(): want.index(name) if name in want else -1 for name in FIELDS}
+    return {name.upper(): want.index(name) if name in want else -1 for name in SUMS}

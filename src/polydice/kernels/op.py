@@ -14,21 +14,25 @@ from torch.autograd import forward_ad
 from polydice.kernels import eager
 from polydice.kernels.fields import Options
 
-_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
+_INPUTS = (
+    "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused, "
+    "float gamma=0.0"
+)
 _library = torch.library.Library("polydice", "DEF")
 _library.define(f"pixel_sums({_INPUTS}) -> Tensor")
 _library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-             want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    sums: Tensor = _kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
+             want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
+    options = Options(activation, ignore_index, tuple(want), gamma)
+    sums: Tensor = _kernels(fused).forward(logits, target, mask, options)
     return sums
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
-              ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    options = Options(activation, ignore_index, tuple(want))
+              ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
+    options = Options(activation, ignore_index, tuple(want), gamma)
     gradient: Tensor = _kernels(fused).backward(grad, logits, target, mask, options)
     return gradient
 
@@ -42,7 +46,7 @@ def _kernels(fused: bool) -> Any:
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-                  want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+                  want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
     return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
@@ -57,7 +61,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gradient = torch.ops.polydice.pixel_sums_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return gradient, None, None, None, None, None, None
+    return gradient, *[None] * (2 + len(ctx.options))
 
 
 def _refuse(ctx: Any, *_: Any) -> Any:
@@ -77,7 +81,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Gradient.apply(grad, *ctx.saved_tensors, *ctx.options), *[None] * 6  # type: ignore[no-untyped-call]
+        return _Gradient.apply(grad, *ctx.saved_tensors, *ctx.options), *[None] * (2 + len(ctx.options))  # type: ignore[no-untyped-call]
 
 
 class _Gradient(torch.autograd.Function):

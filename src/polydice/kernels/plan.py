@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polydice.kernels import op
 from polydice.kernels.eager import flatten, is_integer
-from polydice.kernels.fields import FIELDS, Form, Options, PixelSums
+from polydice.kernels.fields import SUMS, Form, Options, PixelSums
 
 if TYPE_CHECKING:
     from polydice.kernels.fused import LossLaunches
@@ -45,6 +45,7 @@ class Term(NamedTuple):
     batch: bool | None  # None: from each image's sums it is the same as from their total
     background: bool
     skip_absent: bool
+    gamma: float | None  # of the focal sum, if it reads that
 
 
 class Planned(Protocol):
@@ -54,6 +55,7 @@ class Planned(Protocol):
     activation: str
     ignore_index: int | None
     impl: str
+    gamma: float
     weight: Tensor | None
     _buffers: dict[str, Tensor | None]
 
@@ -76,9 +78,9 @@ class Plan(NamedTuple):
 
     def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
-        activation, ignore_index, want = self.options
+        activation, ignore_index, want, gamma = self.options
         flat = flatten(logits, target, mask, self.labels)
-        return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
+        return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused, gamma)
 
     def unstack(self, stacked: Tensor) -> PixelSums:
         return PixelSums(**dict(zip(self.options.want, stacked.unbind(), strict=True)), labels=self.labels)
@@ -160,6 +162,14 @@ def check_agreement(options: Sequence[str], losses: Sequence[object]) -> None:
             raise ValueError(f"the terms of a sum must agree in {option}: {values}")
 
 
+def focal_gammas(losses: Sequence[Planned]) -> list[float]:
+    """The γ of the focal sum, if any loss reads it. A pass makes one such sum."""
+    found = sorted({loss.gamma for loss in losses if "focal" in loss.want})
+    if len(found) > 1:
+        raise ValueError(f"the focal losses of a sum must agree in gamma: {found}")
+    return found
+
+
 def stacked_weights(terms: Terms) -> Tensor | None:
     """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
     weights = [_weight(loss) for _, loss in terms]
@@ -231,9 +241,9 @@ def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | Non
     losses = [loss for _, loss in terms]
     check_agreement(("impl", "process_group"), losses)
     wanted = {name for loss in losses for name in loss.want}
-    want = tuple(name for name in FIELDS if name in wanted)
-    first = losses[0]
-    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want), first.impl)
+    want = tuple(name for name in SUMS if name in wanted)
+    first, (gamma, *_) = losses[0], [*focal_gammas(losses), 0.0]
+    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want, gamma), first.impl)
 
 
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
@@ -283,7 +293,7 @@ def _distinct(options: Options, labels: bool) -> tuple[str, ...]:
     found = {"target" if name == "target_sq" else name for name in options.want}
     if options.activation == "softmax" and "target" in found:
         found -= {"pixels"}
-    return tuple(name for name in FIELDS if name in found)
+    return tuple(name for name in SUMS if name in found)
 
 
 def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> bool:

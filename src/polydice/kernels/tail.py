@@ -11,7 +11,7 @@ from polydice import geometry
 from polydice.kernels.pixels import begin
 from polydice.kernels.triton import bounded
 
-POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
+POLYNOMIAL, RATIO, OVERLAP, ENTROPY, FOCUSED = (tl.constexpr(kind) for kind in range(5))  # as in fused.KINDS
 
 
 TINY = tl.constexpr(geometry.TINY)
@@ -160,6 +160,7 @@ def tail(
     MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
+    FOCAL: tl.constexpr, UNIFORM: tl.constexpr,
     SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -188,6 +189,8 @@ def tail(
     e = _read(sums, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
     entropy = _read(sums, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
     pixels = _read(sums, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
+    focal = _read(sums, batch, classes, FOCAL, OVER_BATCH, BLOCK_B, BLOCK_C)
+    uniform = _read(sums, batch, classes, UNIFORM, OVER_BATCH, BLOCK_B, BLOCK_C)
     channel = tl.arange(0, BLOCK_C)[None, :]
     inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
     if OVER_BATCH:
@@ -198,6 +201,8 @@ def tail(
     of_b = tl.zeros_like(i)
     of_e = tl.zeros_like(i)
     of_entropy = tl.zeros_like(i)
+    of_focal = tl.zeros_like(i)
+    of_uniform = tl.zeros_like(i)
     for n in tl.static_range(len(KIND)):
         counted = inside & (channel >= (0 if BACKGROUND[n] else 1))
         weight = counted.to(tl.float64)
@@ -226,7 +231,12 @@ def tail(
                 i, p, truth, NUMBERS[4 * n], NUMBERS[4 * n + 1], NUMBERS[4 * n + 2], NUMBERS[4 * n + 3],
             )  # fmt: skip
         else:
-            each = entropy + NUMBERS[4 * n] * (truth - i + (p - i if SIGMOID else 0.0))
+            if KIND[n] == FOCUSED:
+                each = focal
+            elif NUMBERS[4 * n + 1] != 0:
+                each = (1 - NUMBERS[4 * n + 1]) * entropy + NUMBERS[4 * n + 1] * uniform
+            else:
+                each = entropy + NUMBERS[4 * n] * (truth - i + (p - i if SIGMOID else 0.0))
             if SIGMOID:
                 count = tl.where(counted, pixels, 0.0)
             elif LABELS:
@@ -245,6 +255,11 @@ def tail(
         elif KIND[n] == OVERLAP:
             of_i += tl.where(weight == 0, 0.0, weight * each_i)
             of_p += tl.where(weight == 0, 0.0, weight * each_p)
+        elif KIND[n] == FOCUSED:
+            of_focal += weight
+        elif NUMBERS[4 * n + 1] != 0:
+            of_entropy += weight * (1 - NUMBERS[4 * n + 1])
+            of_uniform += weight * NUMBERS[4 * n + 1]
         else:
             of_entropy += weight
             of_i -= weight * (NUMBERS[4 * n] * (2 if SIGMOID else 1))
@@ -259,3 +274,5 @@ def tail(
     _write(space, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
     _write(space, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
     _write(space, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)
+    _write(space, of_focal, batch, classes, FOCAL, BLOCK_B, BLOCK_C)
+    _write(space, of_uniform, batch, classes, UNIFORM, BLOCK_B, BLOCK_C)
