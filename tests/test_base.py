@@ -17,6 +17,7 @@ from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -566,10 +567,24 @@ DISTRIBUTED: dict[str, Callable[[Any], nn.Module]] = {
     "tvmf": lambda group: TvMFDiceLoss(8.0, batch=True, process_group=group),
     "ce": lambda group: CrossEntropyLoss(weight=[1.0, 2.0, 0.5], ignore_index=1, process_group=group),
     "polyce": lambda group: PolyCE1Loss(process_group=group),
+    "focal-ce": lambda group: FocalLoss(process_group=group),
+    "annotated": lambda group: partly(
+        DiceLoss(batch=True, process_group=group) + CrossEntropyLoss(process_group=group)
+    ),
     "sum": lambda group: (
         PolyDice1Loss(0.2, batch=True, process_group=group) + 0.5 * CrossEntropyLoss(process_group=group)
     ),
 }
+
+
+def partly(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Class 2 is annotated where it is."""
+
+    def value(logits: Tensor, labels: Tensor) -> Tensor:
+        annotated = (labels == 2).flatten(1).any(1, keepdim=True) | torch.tensor([True, True, False])
+        return loss(logits, labels, annotated=annotated)
+
+    return value
 
 
 def network() -> nn.Module:

@@ -66,15 +66,18 @@ class Summand(nn.Module, ABC):
     def terms(self) -> "list[tuple[float, Loss]]":
         """The losses, each with its factor."""
 
-    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`."""
+    def forward(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`;
+        annotated `[B, C]` booleans, the classes that are annotated in each image."""
         terms = self.terms
-        plan = plan_loss(terms, logits, target, mask)
+        plan = plan_loss(terms, logits, target, mask, annotated)
         if plan.launches is not None:
             return plan.launches(logits, target, mask, stacked_weights(terms), added_numbers(terms, logits.device))
         for _, loss in terms:
             loss.check_classes(logits)
-        stacked = plan.sums(logits, target, mask)
+        stacked = plan.sums(logits, target, mask, annotated)
         per_image = over_batch = plan.unstack(stacked)
         if any(loss.over_batch for _, loss in terms):
             total, group = stacked.sum(1, keepdim=True), terms[0][1].process_group
@@ -297,7 +300,8 @@ class AveragedLoss(Loss):
 
     def evaluate(self, sums: PixelSums) -> Tensor:
         losses = self.per_class(sums)
-        if self.weight is None and self.include_background and self.absent == "keep":
+        annotated = sums.annotated
+        if self.weight is None and self.include_background and self.absent == "keep" and annotated is None:
             if self.reduction == "none":
                 return losses
             return losses.sum() / (max(1, losses.numel()) if self.reduction == "mean" else 1)
@@ -305,6 +309,8 @@ class AveragedLoss(Loss):
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
             weight = torch.where(present < TINY, 0, weight)
+        if annotated is not None:
+            weight = torch.where(annotated, weight, 0)
         losses = torch.where(weight == 0, 0, weight * losses)
         if self.reduction == "none":
             return losses

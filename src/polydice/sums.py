@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from polydice.arguments import check_option, number
 from polydice.kernels.fields import ACTIVATIONS, FIELDS, FROM_LOGITS, IMPLEMENTATIONS, SUMS, Options, PixelSums
-from polydice.kernels.plan import plan_sums
+from polydice.kernels.plan import partly_annotated, plan_sums
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # absent from builds without torch.distributed
@@ -24,6 +24,7 @@ def pixel_sums(
     activation: str = "softmax",
     ignore_index: int | None = None,
     mask: Tensor | None = None,
+    annotated: Tensor | None = None,
     gamma: float | None = None,
     want: Sequence[str] | None = None,
     impl: str = "auto",
@@ -31,9 +32,11 @@ def pixel_sums(
     """One differentiable pass over the pixels, and all that any loss here is made of.
 
     logits `[B, C, *spatial]`; target `[B, *spatial]` or `[B, 1, *spatial]` class labels, or masks of the logits' own
-    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation. Sums are
-    float32, float64 for float64 logits. Wanted by default: every sum the activation allows, but not `uniform`, and
-    `focal` only if its γ, `gamma`, is given.
+    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation; annotated
+    `[B, C]`, booleans: a class that is not annotated in an image has no sums there, and with softmax is background.
+
+    Sums are float32, float64 for float64 logits. Wanted by default: every sum the activation allows, but not `uniform`,
+    and `focal` only if its γ, `gamma`, is given.
 
     >>> logits = torch.tensor([[[2.0, -1.0], [0.0, 1.0]]])  # one image, two classes, two pixels
     >>> sums = pixel_sums(logits, torch.tensor([[0, 1]]), want=["intersection", "target"])
@@ -50,7 +53,9 @@ def pixel_sums(
         raise ValueError("the sum 'focal' needs its γ: gamma=...")
     exponent = 0.0 if gamma is None else number("gamma", gamma, least=0)
     plan = plan_sums(logits, target, mask, Options(activation, ignore_index, tuple(want), exponent), impl)
-    return plan.unstack(plan.sums(logits, target, mask).to(plan.dtype))
+    if annotated is not None:
+        plan = partly_annotated(plan, logits, annotated, impl)
+    return plan.unstack(plan.sums(logits, target, mask, annotated).to(plan.dtype))
 
 
 def over_processes(sums: Tensor, group: "ProcessGroup") -> Tensor:

@@ -78,7 +78,7 @@ def test_the_plain_pass_makes_these_sums_and_gradients(activation: str, classes:
 def test_labels_are_masks_of_one_class_each() -> None:
     x, labels = torch.randn(2, 4, 30, dtype=torch.float64), torch.randint(4, (2, 30))
     of_labels, of_masks = (reference.pixel_sums(x, y, gamma=2.0) for y in (labels, dense_masks(labels, 4)))
-    assert all(torch.equal(*pair) for pair in zip(of_labels[:-1], of_masks[:-1], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(values(of_labels), values(of_masks), strict=True))
 
 
 def test_a_forbidden_class_that_is_not_the_truth_costs_nothing() -> None:

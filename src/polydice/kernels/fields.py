@@ -21,10 +21,11 @@ class PixelSums(NamedTuple):
     pixels: Tensor = _UNWANTED  # pixels not ignored
     focal: Tensor = _UNWANTED  # Σ −y·(1 − ŷ)^γ·log ŷ (softmax), and of sigmoid also Σ −(1 − y)·ŷ^γ·log(1 − ŷ)
     uniform: Tensor = _UNWANTED  # Σ −log ŷ / C (softmax): the cross-entropy of a target that does not know
+    annotated: Tensor | None = None  # booleans: which classes were annotated there; None: all of them
     labels: bool = True  # whether the target was class labels (else masks)
 
 
-SUMS = PixelSums._fields[:-1]  # kernels number them in this order
+SUMS = PixelSums._fields[:-2]  # kernels number them in this order
 ON_REQUEST = ("focal", "uniform")
 FIELDS = tuple(name for name in SUMS if name not in ON_REQUEST)  # the sums that come unasked
 FROM_LOGITS = ("cross_entropy", *ON_REQUEST)

@@ -16,7 +16,7 @@ from polydice.kernels.fields import Options
 
 _INPUTS = (
     "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused, "
-    "float gamma=0.0"
+    "float gamma=0.0, Tensor? annotated=None"
 )
 _library = torch.library.Library("polydice", "DEF")
 _library.define(f"pixel_sums({_INPUTS}) -> Tensor")
@@ -24,15 +24,21 @@ _library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-             want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
+             want: Sequence[str], fused: bool, gamma: float = 0.0,
+             annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     options = Options(activation, ignore_index, tuple(want), gamma)
+    if annotated is not None:  # the fused kernels do not know of it
+        return eager.forward(logits, target, mask, options, annotated)
     sums: Tensor = _kernels(fused).forward(logits, target, mask, options)
     return sums
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
-              ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
+              ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0,
+              annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     options = Options(activation, ignore_index, tuple(want), gamma)
+    if annotated is not None:
+        return eager.backward(grad, logits, target, mask, options, annotated)
     gradient: Tensor = _kernels(fused).backward(grad, logits, target, mask, options)
     return gradient
 
@@ -46,7 +52,8 @@ def _kernels(fused: bool) -> Any:
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-                  want: Sequence[str], fused: bool, gamma: float = 0.0) -> Tensor:  # fmt: skip
+                  want: Sequence[str], fused: bool, gamma: float = 0.0,
+                  annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
@@ -55,13 +62,14 @@ def _fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, target, mask, *ctx.options = inputs
-    ctx.save_for_backward(logits, target, mask)
+    logits, target, mask, *ctx.options, annotated = inputs
+    ctx.save_for_backward(logits, target, mask, annotated)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    gradient = torch.ops.polydice.pixel_sums_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return gradient, *[None] * (2 + len(ctx.options))
+    *flat, annotated = ctx.saved_tensors
+    gradient = torch.ops.polydice.pixel_sums_backward(grad, *flat, *ctx.options, annotated)
+    return gradient, *[None] * (3 + len(ctx.options))
 
 
 def _refuse(ctx: Any, *_: Any) -> Any:
@@ -81,7 +89,9 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Gradient.apply(grad, *ctx.saved_tensors, *ctx.options), *[None] * (2 + len(ctx.options))  # type: ignore[no-untyped-call]
+        *flat, annotated = ctx.saved_tensors
+        gradient = _Gradient.apply(grad, *flat, *ctx.options, annotated)  # type: ignore[no-untyped-call]
+        return gradient, *[None] * (3 + len(ctx.options))
 
 
 class _Gradient(torch.autograd.Function):

@@ -76,18 +76,26 @@ class Plan(NamedTuple):
     fused: bool  # whether the fused kernels make the sums
     launches: "LossLaunches | None" = None  # where they make the whole loss
 
-    def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
+    def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None) -> Tensor:
+        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in. Last, where that is given, 1 for
+        each class that is annotated: it is added up like the others."""
         activation, ignore_index, want, gamma = self.options
         flat = flatten(logits, target, mask, self.labels)
-        return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused, gamma)
+        sums = op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused, gamma, annotated)
+        return sums if annotated is None else torch.cat([sums, annotated.to(sums.dtype).unsqueeze(0)])
 
     def unstack(self, stacked: Tensor) -> PixelSums:
-        return PixelSums(**dict(zip(self.options.want, stacked.unbind(), strict=True)), labels=self.labels)
+        want, rows = self.options.want, stacked.unbind()
+        annotated = rows[-1] > 0 if len(rows) > len(want) else None
+        return PixelSums(**dict(zip(want, rows, strict=False)), annotated=annotated, labels=self.labels)
 
 
-def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
+def plan_loss(
+    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None
+) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
+    if annotated is not None:
+        return partly_annotated(_plan_terms(terms, logits, target, mask), logits, annotated, terms[0][1].impl)
     if not _are_plain(logits, target, mask):
         return _plan_terms(terms, logits, target, mask)
     key = (
@@ -116,6 +124,20 @@ def plan_sums(logits: Tensor, target: Tensor, mask: Tensor | None, options: Opti
         raise ValueError(f"impl='fused' is not possible here: {obstacle}")
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return Plan(options, labels, dtype, impl != "eager" and not obstacle)
+
+
+def partly_annotated(plan: Plan, logits: Tensor, annotated: Tensor, impl: str) -> Plan:
+    """That of the plain pass: the fused one does not merge classes."""
+    if not isinstance(annotated, Tensor) or annotated.dtype != torch.bool:
+        given = annotated.dtype if isinstance(annotated, Tensor) else type(annotated).__name__
+        raise TypeError(f"annotated must be a tensor of booleans, [B, C]: {given}")
+    if annotated.shape != logits.shape[:2]:
+        raise ValueError(f"annotated must be [B, C] = {list(logits.shape[:2])}: {list(annotated.shape)}")
+    if annotated.device != logits.device:
+        raise ValueError(f"logits are on {logits.device}, annotated on {annotated.device}")
+    if impl == "fused":
+        raise ValueError("impl='fused' is not possible with annotated: leave it 'auto'")
+    return plan._replace(fused=False)
 
 
 def _triton_obstacle() -> str:
