@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from polydice import CrossEntropyLoss, DiceLoss, HeadLoss, PolyDice1Loss, TverskyLoss, TvMFDiceLoss
+from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, HeadLoss, PolyDice1Loss, TverskyLoss, TvMFDiceLoss
 from polydice.kernels import eager
 from tests.reference import Case, each_loss, each_loss_and_activation
 from tests.test_base import LOOPBACK
@@ -96,10 +96,27 @@ def test_every_option_is_that_of_the_logits(options: dict) -> None:
     DiceLoss() + 0.5 * CrossEntropyLoss(),
     2 * PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss() + TverskyLoss(),
     TvMFDiceLoss([1.0, 2.0, 4.0, 8.0]),
+    PolyDice1Loss([0.1, 0.2, 0.4, 0.8]) + FocalLoss(1.5) + CrossEntropyLoss(label_smoothing=0.1),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("spatial", [(50,), (20, 31), (7, 9, 11), (1,), (1, 1, 1)], ids=str)
 def test_sums_of_losses_in_any_number_of_dimensions(loss: nn.Module, spatial: tuple[int, ...]) -> None:
     compare(loss, head(len(spatial)), *given(*spatial))
+
+
+@pytest.mark.usefixtures("many_slabs")
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+@each_loss
+def test_classes_that_are_not_annotated_are_those_of_the_logits(case: Case, kind: str, activation: str) -> None:
+    features, target = given(20, 31, kind=kind)
+    if kind == "labels":
+        target[1][target[1] == 2] = 0
+    else:
+        target /= 2  # of two classes together no more than 1
+    annotated = torch.tensor([[True] * CLASSES, [True, True, False, True]])
+    for options in ({}, {"batch": True}) if case.region else ({},):
+        compare(case.make(activation=activation, **options), head(), features, target, None, annotated)
+    compare(case.make(activation=activation), head(), features, target, torch.rand(2, 20, 31) < 0.7, annotated)
 
 
 @pytest.mark.parametrize("axes", [2, 3])

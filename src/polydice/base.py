@@ -20,7 +20,7 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Plan, Term, check_agreement, plan_loss, stacked_weights
+from polydice.kernels.plan import Plan, Term, added_numbers, check_agreement, focal_gammas, plan_loss, stacked_weights
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -66,18 +66,21 @@ class Summand(nn.Module, ABC):
     def terms(self) -> "list[tuple[float, Loss]]":
         """The losses, each with its factor."""
 
-    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`."""
+    def forward(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`;
+        annotated `[B, C]` booleans, the classes that are annotated in each image."""
         terms = self.terms
-        plan = plan_loss(terms, logits, target, mask)
+        plan = plan_loss(terms, logits, target, mask, annotated)
         if plan.launches is not None:
-            return plan.launches(logits, target, mask, stacked_weights(terms))
+            return plan.launches(logits, target, mask, stacked_weights(terms), added_numbers(terms, logits.device))
         for _, loss in terms:
             loss.check_classes(logits)
-        return self.from_sums(plan, plan.sums(logits, target, mask))
+        return self.from_sums(plan, plan.sums(logits, target, mask, annotated))
 
     def from_sums(self, plan: Plan, stacked: Tensor) -> Tensor:
-        """The value from the sums that the plan makes, `[len(want), B, C]`."""
+        """The value from the sums that the plan makes."""
         terms = self.terms
         per_image = over_batch = plan.unstack(stacked)
         if any(loss.over_batch for _, loss in terms):
@@ -110,6 +113,7 @@ class Loss(Summand):
     weight: Tensor | None
     batch: bool | None = None  # of losses that have no such option
     absent: str = "keep"
+    gamma: float = 0.0
 
     def __init__(
         self,
@@ -154,15 +158,17 @@ class Loss(Summand):
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts the buffers, which are float64, also to a device that does not have it (mps)."""
+        """Moves the buffers, which are float64, also to a device that does not have it (mps)."""
 
         def fitting(tensor: Tensor) -> Tensor:
             try:
-                return fn(tensor)
+                moved = fn(tensor)
             except (TypeError, RuntimeError):
                 if tensor.dtype != torch.float64:
                     raise
-            return fn(tensor.float())
+                return fn(tensor.float())
+            # In a model of half precision, the numbers of its loss keep the digits they were given with.
+            return tensor.to(moved.device) if moved.itemsize < tensor.itemsize else moved
 
         super()._apply(fitting, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -179,6 +185,14 @@ class Loss(Summand):
     @abstractmethod
     def evaluate(self, sums: PixelSums) -> Tensor:
         """The value, reduced as asked, from sums that are taken over each image or over the batch."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether `adapt` changes anything."""
+        return False
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        """What follows the validation is set anew: Dice in [0, 1] of every class, background included."""
 
     def fused_form(self) -> Form | None:
         """This loss as `kernels/tail.py` computes it, if it can."""
@@ -199,6 +213,7 @@ class Loss(Summand):
                 batch=self.batch,
                 background=self.include_background,
                 skip_absent=self.absent == "skip",
+                gamma=self.gamma if "focal" in self.want else None,
             )
         return found
 
@@ -237,6 +252,7 @@ class LossSum(Summand):
         self.factors = tuple(factor for factor, _ in terms)
         self.losses = nn.ModuleList(loss for _, loss in terms)
         check_agreement(SHARED, [loss for _, loss in terms])
+        focal_gammas([loss for _, loss in terms])
 
     @property
     def terms(self) -> list[tuple[float, Loss]]:
@@ -288,7 +304,8 @@ class AveragedLoss(Loss):
 
     def evaluate(self, sums: PixelSums) -> Tensor:
         losses = self.per_class(sums)
-        if self.weight is None and self.include_background and self.absent == "keep":
+        annotated = sums.annotated
+        if self.weight is None and self.include_background and self.absent == "keep" and annotated is None:
             if self.reduction == "none":
                 return losses
             return losses.sum() / (max(1, losses.numel()) if self.reduction == "mean" else 1)
@@ -296,6 +313,8 @@ class AveragedLoss(Loss):
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
             weight = torch.where(present < TINY, 0, weight)
+        if annotated is not None:
+            weight = torch.where(annotated, weight, 0)
         losses = torch.where(weight == 0, 0, weight * losses)
         if self.reduction == "none":
             return losses

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polydice.base import Summand
 from polydice.kernels.eager import flatten
 from polydice.kernels.head import head_sums
-from polydice.kernels.plan import plan_terms
+from polydice.kernels.plan import plan_terms, with_annotated
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -34,21 +34,24 @@ class HeadLoss(nn.Module):
         self.loss = loss
         self.conv = conv
 
-    def forward(self, features: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """features `[B, F, *spatial]`, as the convolution takes them; target and mask as the loss takes them."""
+    def forward(
+        self, features: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        """features `[B, F, *spatial]`, as the convolution takes them; all else as the loss takes it."""
         features = self._fitting(features)
         weight, bias = self.conv.weight.flatten(1), self.conv.bias
         shape = features.shape[0], weight.shape[0], *features.shape[2:]
         logits = features.new_empty(1).expand(shape)  # what the loss may ask of them: all but their values
-        plan = plan_terms(self.loss.terms, logits, target, mask)
+        plan = plan_terms(self.loss.terms, logits, target, mask, annotated)
         for _, loss in self.loss.terms:
             loss.check_classes(logits)
         _, target, mask = flatten(logits, target, mask, plan.labels)
-        activation, ignore_index, want = plan.options
+        activation, ignore_index, want, gamma = plan.options
         sums = head_sums(
-            features.flatten(2), weight, bias, target, mask, activation, ignore_index, list(want), plan.fused
-        )
-        return self.loss.from_sums(plan, sums)
+            features.flatten(2), weight, bias, target, mask, activation, ignore_index, list(want), plan.fused, gamma,
+            annotated,
+        )  # fmt: skip
+        return self.loss.from_sums(plan, with_annotated(sums, annotated))
 
     def _fitting(self, features: Tensor) -> Tensor:
         """In the type that the convolution would compute in. Raises where it could not compute."""

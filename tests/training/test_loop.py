@@ -373,6 +373,16 @@ def test_kappa_follows_the_validation_and_is_kept(
     assert found.state["loss"]["kappa"].tolist() == expected
 
 
+@pytest.mark.parametrize("follow", [0.5, None])
+def test_epsilon_follows_the_validation_and_is_kept(images: Path, tmp_path: Path, follow: float | None) -> None:
+    options = {"epochs": 3, "save_every": 0.0, "loss": f"PolyDice1Loss(0.25, follow={follow})"}
+    train_until(2, small(images, tmp_path / "run", **options))
+    found = load(tmp_path / "run")
+    assert found is not None
+    expected = [follow * dice for dice in history(tmp_path / "run")[-1]["dice_global_per_class"]] if follow else 0.25
+    assert found.state["loss"]["epsilon"].tolist() == expected
+
+
 # What is no number
 
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from polydice.kernels.fields import Options
+from polydice.kernels.fields import ON_REQUEST, Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
@@ -43,6 +44,8 @@ class Block(NamedTuple):
     weight: Tensor | None  # [b, 1, n]
     spare: list[Tensor]
     line: Tensor  # [b, 1, n], free
+    annotated: Tensor | None  # [b, C, 1]; all of an image of which nothing is: none of its pixels counts
+    given: Tensor  # the logits before classes were merged
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -69,28 +72,39 @@ def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -
     )
 
 
-def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """logits `[B, C, N]`, target `[B, N]` labels or `[B, C, N]` masks, mask `[B, N]` -> sums `[len(want), B, C]`."""
+def forward(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
+    """logits `[B, C, N]`, target `[B, N]` labels or `[B, C, N]` masks, mask `[B, N]`, annotated `[B, C]`
+    -> sums `[len(want), B, C]`."""
     batch, classes, _ = logits.shape
     dtype = sum_dtype(logits.device)
     sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
-    for block in _blocks(logits, target, mask, options):
+    if annotated is not None and options.activation == "softmax":
+        _refuse_without_background(annotated, sums)
+    for block in _blocks(logits, target, mask, options, annotated):
         here = sums[:, block.images]
         _refuse_bad_values(block, options.activation, here)
         runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
-    return sums
+        if block.annotated is not None and target.ndim == 2:
+            _refuse_not_annotated(block, here)
+    return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 
 
-def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+def backward(
+    grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
     """The gradient of the logits from that of the sums; the probabilities are computed anew, block by block."""
     result = torch.empty_like(logits)
     slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
-    for block in _blocks(logits, target, mask, options):
+    if annotated is not None:
+        slopes = slopes.masked_fill(~annotated.unsqueeze(-1), 0)
+    for block in _blocks(logits, target, mask, options, annotated):
         slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
-        _logit_gradient(block, slope, options.activation, out=result[block.images, :, block.pixels])
+        _logit_gradient(block, slope, options, out=result[block.images, :, block.pixels])
     return result
 
 
@@ -100,14 +114,24 @@ def bounded(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad if dtype == torch.float64 else grad.clamp(-LARGEST, LARGEST).to(dtype)
 
 
-def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Iterator[Block]:
+def _blocks(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None
+) -> Iterator[Block]:
     batch, classes, count = logits.shape
     if logits.numel() == 0:
         return
     size = most_elements(logits.device)
     # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
-    lean = mask is None and options.ignore_index is None and target.ndim == 2 and IN_PLACE.issuperset(options.want)
-    if not lean:
+    lean = (
+        mask is None
+        and annotated is None
+        and options.ignore_index is None
+        and target.ndim == 2
+        and IN_PLACE.issuperset(options.want)
+    )
+    if annotated is not None or not set(ON_REQUEST).isdisjoint(options.want):  # more buffers, made when needed
+        size = size // 8
+    elif not lean:
         size = size * 3 // 8
     images, pixels = block_size(batch, classes, count, size)
     buffers = torch.empty(2 if lean else 5, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
@@ -119,7 +143,7 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     for first in range(0, batch, images):
         for start in range(0, count, pixels):
             here = slice(first, first + images), slice(start, start + pixels)
-            yield _block(*here, logits, target, mask, options, buffers, line, labels)
+            yield _block(*here, logits, target, mask, options, annotated, buffers, line, labels)
 
 
 def most_elements(device: torch.device) -> int:
@@ -138,7 +162,7 @@ def _even_share(count: int, most: int) -> int:
 
 
 def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
-           buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
+           annotated: Tensor | None, buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
     x, target = logits[images, :, pixels], target[images, ..., pixels]
     if is_integer(target):
         target = target.long()  # an ignored label need not fit the type of the labels
@@ -146,6 +170,11 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     if options.ignore_index is not None:
         labelled = target != options.ignore_index
         valid = labelled if valid is None else valid & labelled
+    if annotated is not None:
+        annotated = annotated[images].unsqueeze(2)
+        something = annotated.any(1)  # [b, 1]
+        valid = something.expand(-1, x.shape[2]) if valid is None else valid & something
+        annotated = annotated | ~something.unsqueeze(1)
     y, p, *spare = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
     line = line[: x.numel() // x.shape[1]].view(x.shape[0], 1, -1)
     if valid is not None:
@@ -153,13 +182,47 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
         hidden = ~valid
         target = target.masked_fill(hidden if target.ndim == 2 else hidden.unsqueeze(1), 0)
         x = spare[2].copy_(x).masked_fill_(hidden.unsqueeze(1), 0)
+    given = x
+    if annotated is not None:
+        given = x.to(y.dtype, copy=True)
+        x = _merged(given, annotated, options.activation)
     _activate(y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
         # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
         torch.eq(line.copy_(target.unsqueeze(1)), labels, out=y)
     else:
         y.copy_(target)
-    return Block(images, pixels, target, x, y, p, weight, spare, line)
+        if annotated is not None and options.activation == "softmax":
+            y[:, 0] += y.masked_fill(annotated, 0).sum(1)
+    if annotated is not None:
+        y.masked_fill_(~annotated, 0)
+    return Block(images, pixels, target, x, y, p, weight, spare, line, annotated, given)
+
+
+def _merged(x: Tensor, annotated: Tensor, activation: str) -> Tensor:
+    """The logits with classes that are not annotated: of a softmax they are background, whose probability is theirs and
+    its own, so that its logit is the logarithm of the sum of exponentials; else they are 0, and count nowhere."""
+    if activation != "softmax":
+        return x.masked_fill(~annotated, 0)
+    merged = x.masked_fill(~annotated, -torch.inf)
+    merged[:, 0] = x.masked_fill(_foreground(annotated), -torch.inf).logsumexp(1)
+    return merged
+
+
+def _foreground(annotated: Tensor) -> Tensor:
+    """The classes that are not merged."""
+    return torch.cat([torch.zeros_like(annotated[:, :1]), annotated[:, 1:]], 1)
+
+
+def _unmerged(h: Tensor, block: Block, activation: str) -> Tensor:
+    """The gradient of the logits as given from that of the merged ones: each class of the background has its share."""
+    annotated = block.annotated
+    assert annotated is not None
+    if activation != "softmax":
+        return h.masked_fill_(~annotated, 0)
+    background = block.x[:, :1]
+    share = (block.given - background).exp_().masked_fill_(background == -torch.inf, 0)
+    return torch.where(_foreground(annotated), h, h[:, :1] * share)
 
 
 def _activate(x: Tensor, activation: str, out: Tensor) -> None:
@@ -181,6 +244,35 @@ def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
     if low < 0 or high >= limit:
         kind = "label" if target.ndim == 2 else "mask value"
         raise ValueError(f"{kind} {low if low < 0 else high} is not in [0, {limit}), and is not ignored either")
+
+
+def _refuse_without_background(annotated: Tensor, sums: Tensor) -> None:
+    bad = annotated.any(1) & ~annotated[:, 0]
+    if annotated.device.type != "cpu":
+        sums.masked_fill_(bad.unsqueeze(1), torch.nan)
+    elif bad.any():
+        raise ValueError(
+            f"annotated lacks class 0 in {annotated[bad][0].tolist()}: with softmax, classes that are not annotated "
+            "are background, so the background must be; an image without any annotation has none at all"
+        )
+
+
+def _refuse_not_annotated(block: Block, sums: Tensor) -> None:
+    """Labels of a class that is said not to be annotated: as bad labels."""
+    assert block.annotated is not None
+    known, first = block.annotated.squeeze(2), 1 if block.p.shape[1] == 1 else 0
+    channel = block.target - first
+    stray = ~known.gather(1, channel.clamp(0, known.shape[1] - 1)) & (channel >= 0)
+    if block.weight is not None:
+        stray &= block.weight.squeeze(1) != 0
+    if stray.device.type != "cpu":
+        sums.masked_fill_(stray.any(1).unsqueeze(1), torch.nan)
+    elif stray.any():
+        image, pixel = stray.nonzero()[0].tolist()
+        raise ValueError(
+            f"an image has the label {int(block.target[image, pixel])}, a class that is not annotated there: "
+            f"annotated is {known[image].tolist()}"
+        )
 
 
 def _refuse_bad_values(block: Block, activation: str, sums: Tensor) -> None:
@@ -220,6 +312,10 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
         yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
         yield "cross_entropy", _cross_entropy(block, options.activation)
+    if "focal" in want:
+        yield "focal", _focal(block, options)
+    if "uniform" in want:
+        yield "uniform", _surprise(block)[1].div_(_classes(block))
     if "error_sq" in want:
         yield "error_sq", y.sub_(p).square_()
     if "prediction_sq" in want:
@@ -253,14 +349,69 @@ def _cross_entropy(block: Block, activation: str) -> Tensor:
     return entropy.neg_().exp_().log1p_().add_(positive)
 
 
+def _surprise(block: Block) -> tuple[Tensor, Tensor]:
+    """1 - p and -log p of a softmax, both exact near p = 1: there 1 - p is what the other classes have."""
+    p, x = block.p, block.x.to(block.p.dtype)
+    likely = p > 0.5
+    others = p.masked_fill(likely, 0).sum(1, keepdim=True)
+    surprise = (x.amax(1, keepdim=True) - x).sub_(p.amax(1, keepdim=True).log_())
+    return torch.where(likely, others, 1 - p), torch.where(likely, -torch.log1p(-others), surprise)
+
+
+def _share(y: Tensor, values: Tensor) -> Tensor:
+    """y·values, 0 where y is 0 and the value perhaps infinite."""
+    return (y * values).masked_fill_(y == 0, 0)
+
+
+def _focal(block: Block, options: Options) -> Tensor:
+    y = block.y
+    if options.activation == "softmax":
+        missed, surprise = _surprise(block)
+        return _share(y, missed.pow_(options.gamma).mul_(surprise))
+    x = block.x.to(y.dtype)
+    found, spared = ((-z).sigmoid_().pow_(options.gamma).mul_(-F.logsigmoid(z)) for z in (x, -x))
+    return _share(y, found).add_(_share(1 - y, spared))
+
+
+def _focal_gradient(block: Block, slope: Tensor, options: Options) -> Tensor:
+    """With m = 1 - p and l = -log p, that of m^g l is m^g (1 + g p l/m) times that of l, which is -m in the class's own
+    logit and p in the others: nothing cancels."""
+    y, p, gamma = block.y, block.p, options.gamma
+    if options.activation == "softmax":
+        m, surprise = _surprise(block)
+        bend = torch.where(m == 0, 1, surprise / m).mul_(p).masked_fill_(p == 0, 0)
+        pull = m.pow(gamma).mul_(bend.mul_(gamma).add_(1)).mul_(y * slope)
+        return p * (pull.sum(1, keepdim=True) - pull) - pull * m
+    x = block.x.to(y.dtype)
+    pulls = []
+    for z, share in ((x, y), (-x, 1 - y)):
+        m, q = (-z).sigmoid(), z.sigmoid()
+        pulls.append(share * m.pow(gamma) * (m + gamma * _share(q, -F.logsigmoid(z))))
+    return (pulls[1] - pulls[0]).mul_(slope)
+
+
+def _classes(block: Block) -> Tensor | int:
+    return block.p.shape[1] if block.annotated is None else block.annotated.sum(1, keepdim=True)
+
+
+def _gradient_on_request(block: Block, slope: dict[str, Tensor], options: Options) -> Tensor | None:
+    found = _focal_gradient(block, slope["focal"], options) if "focal" in slope else None
+    if "uniform" in slope:
+        each = slope["uniform"] / _classes(block)
+        uniform = block.p * each.sum(1, keepdim=True) - each
+        found = uniform if found is None else found.add_(uniform)
+    return found
+
+
 def _perhaps_infinite(values: Tensor) -> bool:
     """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
     return values.device.type != "cpu" or bool(values.amax() == torch.inf)
 
 
-def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
+def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, out: Tensor) -> None:
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
-    p, weight = block.p, block.weight
+    p, weight, activation = block.p, block.weight, options.activation
+    more = _gradient_on_request(block, slope, options)
     # The gradient of cross-entropy joins after the activation: there it needs no division by p.
     wanted = None
     if "cross_entropy" in slope:
@@ -278,6 +429,10 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out
         h.mul_(p).mul_(p.neg_().add_(1))
         if wanted is not None:
             h.sub_(wanted)
+    if more is not None:
+        h.add_(more)
+    if block.annotated is not None:
+        h = _unmerged(h, block, activation)
     out.copy_(h if weight is None else h.mul_(weight))
 
 

@@ -16,41 +16,42 @@ from polydice.kernels.fields import Options
 
 _INPUTS = (
     "Tensor features, Tensor weight, Tensor? bias, Tensor target, Tensor? mask, str activation, int? ignore_index, "
-    "str[] want, bool fused"
+    "str[] want, bool fused, float gamma, Tensor? annotated"
 )
 op.library.define(f"head_sums({_INPUTS}) -> Tensor")
 op.library.define(f"head_sums_backward(Tensor grad, {_INPUTS}, bool[] needed) -> (Tensor, Tensor, Tensor)")
 
 
 def _forward(features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, mask: Tensor | None,
-             activation: str, ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+             activation: str, ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float,
+             annotated: Tensor | None) -> Tensor:  # fmt: skip
     """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, the rest as for `eager.forward`: sums `[len(want), B, C]`."""
-    options = Options(activation, ignore_index, tuple(want))
+    options = Options(activation, ignore_index, tuple(want), gamma)
     sums = torch.zeros(
         len(want), len(features), len(weight), dtype=eager.sum_dtype(features.device), device=features.device
     )
     with torch.autocast(features.device.type, enabled=False):  # every type is decided here
         for images, pixels, x in _slabs(features, len(weight)):
-            logits = _logits(x, weight, bias)
-            sums[:, images] += op.kernels(fused).forward(logits, *_part(target, mask, images, pixels), options)
+            part = _part(target, mask, images, pixels)
+            known = None if annotated is None else annotated[images]
+            sums[:, images] += op.forward(fused, _logits(x, weight, bias), *part, options, known)
     return sums
 
 
 def _backward(grad: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, mask: Tensor | None,
-              activation: str, ignore_index: int | None, want: Sequence[str], fused: bool,
-              needed: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+              activation: str, ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float,
+              annotated: Tensor | None, needed: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of features, weight and bias from that of the sums; nothing of those that are not needed. Weight's
     and bias's are added up slab after slab in the type of the sums."""
-    options = Options(activation, ignore_index, tuple(want))
+    options = Options(activation, ignore_index, tuple(want), gamma)
     of_features = torch.empty_like(features) if needed[0] else features.new_empty(0)
     of_weight = grad.new_zeros(weight.shape if needed[1] else 0)
     of_bias = grad.new_zeros(len(weight) if needed[2] else 0)
     with torch.autocast(features.device.type, enabled=False):
         for images, pixels, x in _slabs(features, len(weight)):
-            logits = _logits(x, weight, bias)
-            slope = op.kernels(fused).backward(
-                grad[:, images], logits, *_part(target, mask, images, pixels), options
-            )  # [b, C, n]
+            part = _part(target, mask, images, pixels)
+            known = None if annotated is None else annotated[images]
+            slope = op.backward(fused, grad[:, images], _logits(x, weight, bias), *part, options, known)  # [b, C, n]
             if needed[0]:
                 of_features[images, :, pixels] = torch.bmm(weight.to(x.dtype).T.expand(len(x), -1, -1), slope)
             if needed[1]:
@@ -86,7 +87,7 @@ def _part(target: Tensor, mask: Tensor | None, images: slice, pixels: slice) -> 
 
 
 def _fake_forward(features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, mask: Tensor | None,
-                  activation: str, ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+                  activation: str, ignore_index: int | None, want: Sequence[str], *_: Any) -> Tensor:  # fmt: skip
     shape = len(want), features.shape[0], weight.shape[0]
     return features.new_empty(shape, dtype=eager.sum_dtype(features.device))
 
@@ -101,14 +102,15 @@ def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *others: Any)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    features, weight, bias, target, mask, *ctx.options = inputs
-    ctx.save_for_backward(features, weight, bias, target, mask)
+    features, weight, bias, target, mask, *ctx.options, annotated = inputs
+    ctx.save_for_backward(features, weight, bias, target, mask, annotated)
 
 
 def _gradients(backward: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:3])
-    found = backward(grad, *ctx.saved_tensors, *ctx.options, needed)
-    return *(each if need else None for each, need in zip(found, needed, strict=True)), *[None] * 6
+    *tensors, annotated = ctx.saved_tensors
+    found = backward(grad, *tensors, *ctx.options, annotated, needed)
+    return *(each if need else None for each, need in zip(found, needed, strict=True)), *[None] * (3 + len(ctx.options))
 
 
 head_sums = op.register("head_sums", _forward, _backward, (_fake_forward, _fake_backward), _save, _gradients)

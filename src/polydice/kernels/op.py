@@ -15,35 +15,50 @@ from torch.autograd import forward_ad
 from polydice.kernels import eager
 from polydice.kernels.fields import Options
 
-_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
+_INPUTS = (
+    "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused, "
+    "float gamma=0.0, Tensor? annotated=None"
+)
 library = torch.library.Library("polydice", "DEF")
 library.define(f"pixel_sums({_INPUTS}) -> Tensor")
 library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-             want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    sums: Tensor = kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
-    return sums
+             want: Sequence[str], fused: bool, gamma: float = 0.0,
+             annotated: Tensor | None = None) -> Tensor:  # fmt: skip
+    return forward(fused, logits, target, mask, Options(activation, ignore_index, tuple(want), gamma), annotated)
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
-              ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    options = Options(activation, ignore_index, tuple(want))
-    gradient: Tensor = kernels(fused).backward(grad, logits, target, mask, options)
-    return gradient
+              ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0,
+              annotated: Tensor | None = None) -> Tensor:  # fmt: skip
+    options = Options(activation, ignore_index, tuple(want), gamma)
+    return backward(fused, grad, logits, target, mask, options, annotated)
 
 
-def kernels(fused: bool) -> Any:
-    if fused:
-        from polydice.kernels import fused as kernels
+def forward(fused: bool, *inputs: Any) -> Tensor:
+    """`eager.forward`, or the fused one of the same inputs."""
+    *known, annotated = inputs
+    if not fused or annotated is not None:  # of which the fused kernels do not know
+        return eager.forward(*inputs)
+    from polydice.kernels import fused as kernels
 
-        return kernels
-    return eager
+    return kernels.forward(*known)
+
+
+def backward(fused: bool, *inputs: Any) -> Tensor:
+    *known, annotated = inputs
+    if not fused or annotated is not None:
+        return eager.backward(*inputs)
+    from polydice.kernels import fused as kernels
+
+    return kernels.backward(*known)
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-                  want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+                  want: Sequence[str], fused: bool, gamma: float = 0.0,
+                  annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
@@ -52,12 +67,13 @@ def _fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, target, mask, *ctx.options = inputs
-    ctx.save_for_backward(logits, target, mask)
+    logits, target, mask, *ctx.options, annotated = inputs
+    ctx.save_for_backward(logits, target, mask, annotated)
 
 
 def _gradients(backward: Callable[..., Tensor], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return backward(grad, *ctx.saved_tensors, *ctx.options), *[None] * 6
+    *tensors, annotated = ctx.saved_tensors
+    return backward(grad, *tensors, *ctx.options, annotated), *[None] * (3 + len(ctx.options))
 
 
 def _refuse(ctx: Any, *_: Any) -> Any:
