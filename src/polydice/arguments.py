@@ -60,6 +60,19 @@ def shares(name: str, values: Sequence[float] | Tensor) -> Tensor:
     return tensor
 
 
+def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
+    """One number per class must have as many as there are classes, and lie where the logits are."""
+    if values is None or values.ndim == 0:
+        return
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
+    if values.device != logits.device:
+        raise ValueError(
+            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
+            f"loss.to({str(logits.device)!r})"
+        )
+
+
 def class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:
     if weight is None:
         return None

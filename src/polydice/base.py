@@ -13,6 +13,7 @@ from polydice.arguments import (
     all_parameters,
     check_arguments,
     check_option,
+    check_per_class,
     class_weights,
     flag,
     number,
@@ -334,16 +335,3 @@ class RegionLoss(AveragedLoss):
     ) -> None:
         super().__init__(batch=batch, absent=absent, **options)
         self.smooth = number("smooth", smooth, least=0)
-
-
-def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """One number per class must have as many as there are classes, and lie where the logits are."""
-    if values is None or values.ndim == 0:
-        return
-    if len(values) != logits.shape[1]:
-        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
-    if values.device != logits.device:
-        raise ValueError(
-            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
-            f"loss.to({str(logits.device)!r})"
-        )

@@ -21,13 +21,13 @@ X, LABELS = torch.randn(2, 3, 10), torch.randint(3, (2, 10))
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of the logits that were looked at closely, from an empty store of plans on."""
     seen: list[torch.Size] = []
-    check = plan._check
+    check = plan.check_inputs
 
     def recorded(logits: Tensor, *others: object) -> bool:
         seen.append(logits.shape)
         return check(logits, *others)
 
-    monkeypatch.setattr(plan, "_check", recorded)
+    monkeypatch.setattr(plan, "check_inputs", recorded)
     monkeypatch.setattr(plan, "_PLANS", {})
     return seen
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from polydice.kernels.annotation import merged, refuse_strays, refuse_without_background, unmerged
+from polydice.kernels.entropy import cross_entropy, focal, focal_gradient, surprise_of
 from polydice.kernels.fields import ON_REQUEST, Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
@@ -81,7 +82,7 @@ def forward(
     dtype = sum_dtype(logits.device)
     sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
     if annotated is not None and options.activation == "softmax":
-        _refuse_without_background(annotated, sums)
+        refuse_without_background(annotated, sums)
     for block in _blocks(logits, target, mask, options, annotated):
         here = sums[:, block.images]
         _refuse_bad_values(block, options.activation, here)
@@ -90,7 +91,7 @@ def forward(
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
         if block.annotated is not None and target.ndim == 2:
-            _refuse_not_annotated(block, here)
+            refuse_strays(block.target, block.annotated, block.weight, here)
     return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 
 
@@ -185,7 +186,7 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     given = x
     if annotated is not None:
         given = x.to(y.dtype, copy=True)
-        x = _merged(given, annotated, options.activation)
+        x = merged(given, annotated, options.activation)
     _activate(y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
         # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
@@ -197,32 +198,6 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     if annotated is not None:
         y.masked_fill_(~annotated, 0)
     return Block(images, pixels, target, x, y, p, weight, spare, line, annotated, given)
-
-
-def _merged(x: Tensor, annotated: Tensor, activation: str) -> Tensor:
-    """The logits with classes that are not annotated: of a softmax they are background, whose probability is theirs and
-    its own, so that its logit is the logarithm of the sum of exponentials; else they are 0, and count nowhere."""
-    if activation != "softmax":
-        return x.masked_fill(~annotated, 0)
-    merged = x.masked_fill(~annotated, -torch.inf)
-    merged[:, 0] = x.masked_fill(_foreground(annotated), -torch.inf).logsumexp(1)
-    return merged
-
-
-def _foreground(annotated: Tensor) -> Tensor:
-    """The classes that are not merged."""
-    return torch.cat([torch.zeros_like(annotated[:, :1]), annotated[:, 1:]], 1)
-
-
-def _unmerged(h: Tensor, block: Block, activation: str) -> Tensor:
-    """The gradient of the logits as given from that of the merged ones: each class of the background has its share."""
-    annotated = block.annotated
-    assert annotated is not None
-    if activation != "softmax":
-        return h.masked_fill_(~annotated, 0)
-    background = block.x[:, :1]
-    share = (block.given - background).exp_().masked_fill_(background == -torch.inf, 0)
-    return torch.where(_foreground(annotated), h, h[:, :1] * share)
 
 
 def _activate(x: Tensor, activation: str, out: Tensor) -> None:
@@ -244,35 +219,6 @@ def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
     if low < 0 or high >= limit:
         kind = "label" if target.ndim == 2 else "mask value"
         raise ValueError(f"{kind} {low if low < 0 else high} is not in [0, {limit}), and is not ignored either")
-
-
-def _refuse_without_background(annotated: Tensor, sums: Tensor) -> None:
-    bad = annotated.any(1) & ~annotated[:, 0]
-    if annotated.device.type != "cpu":
-        sums.masked_fill_(bad.unsqueeze(1), torch.nan)
-    elif bad.any():
-        raise ValueError(
-            f"annotated lacks class 0 in {annotated[bad][0].tolist()}: with softmax, classes that are not annotated "
-            "are background, so the background must be; an image without any annotation has none at all"
-        )
-
-
-def _refuse_not_annotated(block: Block, sums: Tensor) -> None:
-    """Labels of a class that is said not to be annotated: as bad labels."""
-    assert block.annotated is not None
-    known, first = block.annotated.squeeze(2), 1 if block.p.shape[1] == 1 else 0
-    channel = block.target - first
-    stray = ~known.gather(1, channel.clamp(0, known.shape[1] - 1)) & (channel >= 0)
-    if block.weight is not None:
-        stray &= block.weight.squeeze(1) != 0
-    if stray.device.type != "cpu":
-        sums.masked_fill_(stray.any(1).unsqueeze(1), torch.nan)
-    elif stray.any():
-        image, pixel = stray.nonzero()[0].tolist()
-        raise ValueError(
-            f"an image has the label {int(block.target[image, pixel])}, a class that is not annotated there: "
-            f"annotated is {known[image].tolist()}"
-        )
 
 
 def _refuse_bad_values(block: Block, activation: str, sums: Tensor) -> None:
@@ -311,11 +257,11 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
     if "intersection" in want:
         yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
-        yield "cross_entropy", _cross_entropy(block, options.activation)
+        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare)
     if "focal" in want:
-        yield "focal", _focal(block, options)
+        yield "focal", focal(block.x, y, p, options)
     if "uniform" in want:
-        yield "uniform", _surprise(block)[1].div_(_classes(block))
+        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block))
     if "error_sq" in want:
         yield "error_sq", y.sub_(p).square_()
     if "prediction_sq" in want:
@@ -331,81 +277,19 @@ def _runs(values: Tensor, block: Block) -> Tensor:
     return runs if whole == values.shape[2] else torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
 
 
-def _cross_entropy(block: Block, activation: str) -> Tensor:
-    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows."""
-    y, (entropy, positive, other) = block.y, block.spare
-    x = block.x if block.x.dtype == y.dtype else other.copy_(block.x)
-    if activation == "softmax":
-        # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
-        torch.sub(x.amax(1, keepdim=True), x, out=entropy).sub_(block.p.amax(1, keepdim=True).log_())
-        infinite = _perhaps_infinite(entropy)
-        entropy.mul_(y)
-        return entropy.masked_fill_(y == 0, 0) if infinite else entropy
-    if _perhaps_infinite(torch.abs(x, out=entropy)):
-        share = torch.where(x > 0, 1 - y, y)  # of |x|
-        return (entropy * share).masked_fill_(share == 0, 0).add_(entropy.neg_().exp_().log1p_())
-    # max(x, 0) - xy first: it is often 0, and the logarithm then keeps its digits.
-    torch.clamp(x, min=0, out=positive).addcmul_(x, y, value=-1)
-    return entropy.neg_().exp_().log1p_().add_(positive)
-
-
-def _surprise(block: Block) -> tuple[Tensor, Tensor]:
-    """1 - p and -log p of a softmax, both exact near p = 1: there 1 - p is what the other classes have."""
-    p, x = block.p, block.x.to(block.p.dtype)
-    likely = p > 0.5
-    others = p.masked_fill(likely, 0).sum(1, keepdim=True)
-    surprise = (x.amax(1, keepdim=True) - x).sub_(p.amax(1, keepdim=True).log_())
-    return torch.where(likely, others, 1 - p), torch.where(likely, -torch.log1p(-others), surprise)
-
-
-def _share(y: Tensor, values: Tensor) -> Tensor:
-    """y·values, 0 where y is 0 and the value perhaps infinite."""
-    return (y * values).masked_fill_(y == 0, 0)
-
-
-def _focal(block: Block, options: Options) -> Tensor:
-    y = block.y
-    if options.activation == "softmax":
-        missed, surprise = _surprise(block)
-        return _share(y, missed.pow_(options.gamma).mul_(surprise))
-    x = block.x.to(y.dtype)
-    found, spared = ((-z).sigmoid_().pow_(options.gamma).mul_(-F.logsigmoid(z)) for z in (x, -x))
-    return _share(y, found).add_(_share(1 - y, spared))
-
-
-def _focal_gradient(block: Block, slope: Tensor, options: Options) -> Tensor:
-    """With m = 1 - p and l = -log p, that of m^g l is m^g (1 + g p l/m) times that of l, which is -m in the class's own
-    logit and p in the others: nothing cancels."""
-    y, p, gamma = block.y, block.p, options.gamma
-    if options.activation == "softmax":
-        m, surprise = _surprise(block)
-        bend = torch.where(m == 0, 1, surprise / m).mul_(p).masked_fill_(p == 0, 0)
-        pull = m.pow(gamma).mul_(bend.mul_(gamma).add_(1)).mul_(y * slope)
-        return p * (pull.sum(1, keepdim=True) - pull) - pull * m
-    x = block.x.to(y.dtype)
-    pulls = []
-    for z, share in ((x, y), (-x, 1 - y)):
-        m, q = (-z).sigmoid(), z.sigmoid()
-        pulls.append(share * m.pow(gamma) * (m + gamma * _share(q, -F.logsigmoid(z))))
-    return (pulls[1] - pulls[0]).mul_(slope)
-
-
 def _classes(block: Block) -> Tensor | int:
     return block.p.shape[1] if block.annotated is None else block.annotated.sum(1, keepdim=True)
 
 
 def _gradient_on_request(block: Block, slope: dict[str, Tensor], options: Options) -> Tensor | None:
-    found = _focal_gradient(block, slope["focal"], options) if "focal" in slope else None
+    found = None
+    if "focal" in slope:
+        found = focal_gradient(block.x, block.y, block.p, slope["focal"], options)
     if "uniform" in slope:
         each = slope["uniform"] / _classes(block)
         uniform = block.p * each.sum(1, keepdim=True) - each
         found = uniform if found is None else found.add_(uniform)
     return found
-
-
-def _perhaps_infinite(values: Tensor) -> bool:
-    """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
-    return values.device.type != "cpu" or bool(values.amax() == torch.inf)
 
 
 def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, out: Tensor) -> None:
@@ -432,7 +316,7 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, ou
     if more is not None:
         h.add_(more)
     if block.annotated is not None:
-        h = _unmerged(h, block, activation)
+        h = unmerged(h, block.x, block.given, block.annotated, activation)
     out.copy_(h if weight is None else h.mul_(weight))
 
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from polydice.kernels import eager
+from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of, with_requests
 from polydice.kernels.pixels import (
-    LOG2_E,
     NONE,
     SIGMOID,
     SOFTMAX,
@@ -25,7 +25,6 @@ from polydice.kernels.pixels import (
     probability,
 )
 
-LN_2 = tl.constexpr(0.6931471805599453)
 LARGEST = tl.constexpr(eager.LARGEST)
 INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS, FOCAL, UNIFORM = (
     tl.constexpr(place)
@@ -41,87 +40,6 @@ def _add_pair(a, b, c, d):
 @triton.jit
 def _multiply(a, b):
     return a * b
-
-
-@triton.jit
-def _log1p(u):
-    """log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again."""
-    above = (1.0 + u) - 1.0
-    return tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
-
-
-@triton.jit
-def _cross_entropy(x, y, top, total, ACTIVATION: tl.constexpr):
-    if ACTIVATION == SOFTMAX:
-        return tl.where(y == 0, 0.0, y * ((top - x) + tl.log2(total) * LN_2))
-    log1p = _log1p(tl.exp2(-tl.abs(x) * LOG2_E))
-    share = tl.where(x > 0, 1.0 - y, y)  # of |x|; an infinite one counts only where it has a share
-    return log1p + tl.where(share == 0, 0.0, share * tl.abs(x))
-
-
-@triton.jit
-def _others(ps, classes, FULL: tl.constexpr):
-    """What the classes have that are not likely, each pixel's: 1 - p of the one that is, without its cancellation."""
-    others = tl.zeros_like(ps[0])
-    for group in tl.static_range(len(ps)):
-        p = ps[group]
-        unlikely = p <= 0.5
-        if not FULL and group == len(ps) - 1:
-            unlikely = unlikely & (group * p.shape[0] + tl.arange(0, p.shape[0])[:, None] < classes)
-        others += tl.where(unlikely, p, 0.0)
-    return tl.sum(others, 0, keep_dims=True)
-
-
-@triton.jit
-def _surprise(x, p, top, total, others):
-    """As in eager.py: 1 - p and -log p of a softmax, exact near p = 1."""
-    likely = p > 0.5
-    missed = tl.where(likely, others, 1.0 - p)
-    return missed, tl.where(likely, -_log1p(-tl.where(likely, missed, 0.0)), (top - x) + tl.log2(total) * LN_2)
-
-
-@triton.jit
-def _raised(base, gamma):
-    """base^gamma, of a base in [0, 1]."""
-    return tl.where(base == 0, tl.where(gamma == 0, 1.0, 0.0), tl.exp2(gamma * tl.log2(tl.where(base == 0, 1.0, base))))
-
-
-@triton.jit
-def _towards(x):
-    """Of a sigmoid towards 1: p, 1 - p and -log p."""
-    u = tl.exp2(-tl.abs(x) * LOG2_E)
-    rare = u / (1.0 + u)
-    p = tl.where(x > 0, 1.0 - rare, rare)
-    return p, tl.where(x > 0, rare, 1.0 - rare), tl.maximum(-x, 0.0) + _log1p(u)
-
-
-@triton.jit
-def _share(y, values):
-    """y * values, 0 where y is 0 and the value perhaps infinite."""
-    return tl.where(y == 0, 0.0, y * values)
-
-
-@triton.jit
-def _focal(x, y, p, top, total, others, gamma, ACTIVATION: tl.constexpr):
-    if ACTIVATION == SOFTMAX:
-        missed, surprise = _surprise(x, p, top, total, others)
-        return _share(y, _raised(missed, gamma) * surprise)
-    yes, no, found = _towards(x)
-    also_no, also_yes, spared = _towards(-x)
-    return _share(y, _raised(no, gamma) * found) + _share(1.0 - y, _raised(also_yes, gamma) * spared)
-
-
-@triton.jit
-def _focal_pull(x, y, p, top, total, others, gamma, ACTIVATION: tl.constexpr):
-    """As `eager._focal_gradient`: of a softmax its `pull`, of a sigmoid the gradient."""
-    if ACTIVATION == SOFTMAX:
-        m, surprise = _surprise(x, p, top, total, others)
-        bend = tl.where(m == 0, 1.0, surprise / tl.where(m == 0, 1.0, m))
-        return y * _raised(m, gamma) * (1.0 + gamma * _share(p, bend))
-    yes, no, found = _towards(x)
-    also_no, also_yes, spared = _towards(-x)
-    towards = y * _raised(no, gamma) * (no + gamma * _share(yes, found))
-    return (1.0 - y) * _raised(also_yes, gamma) * (also_yes + gamma * _share(also_no, spared)) - towards
 
 
 @triton.jit
@@ -143,11 +61,11 @@ def _summand(
     if FIELD == ERROR_SQ:
         return (y - p) * (y - p)
     if FIELD == CROSS_ENTROPY:
-        return tl.where(valid, _cross_entropy(x, y, top, total, ACTIVATION), 0.0)
+        return tl.where(valid, cross_entropy(x, y, top, total, ACTIVATION), 0.0)
     if FIELD == FOCAL:
-        return tl.where(valid, _focal(x, y, p, top, total, others, gamma, ACTIVATION), 0.0)
+        return tl.where(valid, focal(x, y, p, top, total, others, gamma, ACTIVATION), 0.0)
     if FIELD == UNIFORM:
-        return tl.where(valid, _surprise(x, p, top, total, others)[1] / classes, 0.0)
+        return tl.where(valid, surprise_of(x, p, top, total, others)[1] / classes, 0.0)
     return tl.broadcast_to(valid.to(tl.float32), p.shape)
 
 
@@ -234,7 +152,7 @@ def pass_forward(
         faults += bad
         others = top
         if ON_REQUEST:
-            others = _others(ps, classes, FULL)
+            others = others_of(ps, classes, FULL)
         if LUMP:
             truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
             lump += _over_neighbours(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
@@ -296,32 +214,6 @@ def _slope(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WA
 def _of_target(slope, y, LABELS: tl.constexpr):
     """slope * y; for labels a choice, which is cheaper than a product."""
     return tl.where(y > 0, slope, 0.0) if LABELS else slope * y
-
-
-@triton.jit
-def _with_requests(
-    gs, xs, ys, ps, top, total, others, gamma, valid, of_focal, of_uniform, of_all, ACTIVATION: tl.constexpr
-):
-    """The gradient of the logits with that of the focal and the uniform sum."""
-    pulls = ()
-    whole = tl.zeros_like(ps[0])
-    for group in tl.static_range(len(gs)):
-        pull = _focal_pull(xs[group], ys[group], ps[group], top, total, others, gamma, ACTIVATION)
-        pull = tl.where(valid, of_focal[group] * pull, 0.0)
-        whole += pull
-        pulls = pulls + (pull,)
-    inner = tl.sum(whole, 0, keep_dims=True)
-    found = ()
-    for group in tl.static_range(len(gs)):
-        g, p, pull = gs[group], ps[group], pulls[group]
-        if ACTIVATION == SOFTMAX:
-            missed = tl.where(p > 0.5, others, 1.0 - p)
-            g += p * (inner - pull) - pull * missed
-            g += p * of_all - tl.where(valid, of_uniform[group], 0.0)
-        else:
-            g += pull
-        found = found + (g,)
-    return found
 
 
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
@@ -417,8 +309,8 @@ def pass_backward(
                 h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             gs = gs + (h,)
         if ON_REQUEST:
-            gs = _with_requests(
-                gs, xs, ys, ps, top, total, _others(ps, classes, FULL), gamma, valid, of_focal, of_uniform, of_all,
+            gs = with_requests(
+                gs, xs, ys, ps, top, total, others_of(ps, classes, FULL), gamma, valid, of_focal, of_uniform, of_all,
                 ACTIVATION,
             )  # fmt: skip
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
