@@ -100,17 +100,19 @@ def test_nothing_but_the_inputs_is_kept_for_backward(case: Case) -> None:
 # torch 2.15: opcheck itself looks at the gradients of the copies that it makes.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", ["labels", "ignored", "soft"])
+@pytest.mark.parametrize("kind", ["labels", "ignored", "soft", "annotated"])
 def test_the_operator_is_what_torch_asks_of_one(kind: str, bias: bool) -> None:
     """opcheck: schema, autograd registration, the fake implementation, tracing with dynamic shapes."""
     features = torch.randn(2, 5, 40, requires_grad=True)
     weight, offset = torch.randn(3, 5, requires_grad=True), torch.randn(3, requires_grad=True) if bias else None
-    target = torch.rand(2, 3, 40) if kind == "soft" else torch.randint(3, (2, 40))
+    target = torch.rand(2, 3, 40) if kind == "soft" else torch.randint(2 if kind == "annotated" else 3, (2, 40))
     ignored = 1 if kind == "ignored" else None
+    annotated = torch.tensor([[True, True, False], [True, True, True]]) if kind == "annotated" else None
     with Calls() as recorded:
         sums = head_sums(
-            features, weight, offset, target, torch.rand(2, 40), "softmax", ignored, ["error_sq", "intersection"], False
-        )
+            features, weight, offset, target, torch.rand(2, 40), "softmax", ignored, ["error_sq", "focal"], False, 1.5,
+            annotated,
+        )  # fmt: skip
         sums.sum().backward()
     assert recorded.names == ["polydice::head_sums", "polydice::head_sums_backward"]
     (forward, args, kwargs), (backward, backward_args, backward_kwargs) = recorded.calls

@@ -622,7 +622,14 @@ def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -
 # The head
 
 
-@pytest.mark.parametrize("loss", [PolyDice1Loss(0.2), DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PolyDice1Loss(0.2),
+        DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1),
+        FocalLoss(1.5) + CrossEntropyLoss(label_smoothing=0.1),
+    ],
+)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_slabs_of_a_head_go_through_the_kernels(
     monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum

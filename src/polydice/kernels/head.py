@@ -16,15 +16,15 @@ from polydice.kernels.fields import Options
 
 _INPUTS = (
     "Tensor features, Tensor weight, Tensor? bias, Tensor target, Tensor? mask, str activation, int? ignore_index, "
-    "str[] want, bool fused, float gamma, Tensor? annotated"
+    "str[] want, bool fused, float gamma=0.0, Tensor? annotated=None"
 )
 op.library.define(f"head_sums({_INPUTS}) -> Tensor")
-op.library.define(f"head_sums_backward(Tensor grad, {_INPUTS}, bool[] needed) -> (Tensor, Tensor, Tensor)")
+op.library.define(f"head_sums_backward(Tensor grad, bool[] needed, {_INPUTS}) -> (Tensor, Tensor, Tensor)")
 
 
 def _forward(features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, mask: Tensor | None,
-             activation: str, ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float,
-             annotated: Tensor | None) -> Tensor:  # fmt: skip
+             activation: str, ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0,
+             annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, the rest as for `eager.forward`: sums `[len(want), B, C]`."""
     options = Options(activation, ignore_index, tuple(want), gamma)
     sums = torch.zeros(
@@ -38,9 +38,10 @@ def _forward(features: Tensor, weight: Tensor, bias: Tensor | None, target: Tens
     return sums
 
 
-def _backward(grad: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, mask: Tensor | None,
-              activation: str, ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float,
-              annotated: Tensor | None, needed: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _backward(grad: Tensor, needed: Sequence[bool], features: Tensor, weight: Tensor, bias: Tensor | None,
+              target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None, want: Sequence[str],
+              fused: bool, gamma: float = 0.0,
+              annotated: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of features, weight and bias from that of the sums; nothing of those that are not needed. Weight's
     and bias's are added up slab after slab in the type of the sums."""
     options = Options(activation, ignore_index, tuple(want), gamma)
@@ -92,8 +93,8 @@ def _fake_forward(features: Tensor, weight: Tensor, bias: Tensor | None, target:
     return features.new_empty(shape, dtype=eager.sum_dtype(features.device))
 
 
-def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    needed = others[-1]
+def _fake_backward(grad: Tensor, needed: Sequence[bool], features: Tensor, weight: Tensor,
+                   *_: Any) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         torch.empty_like(features) if needed[0] else features.new_empty(0),
         weight.new_empty(weight.shape if needed[1] else 0),
@@ -109,7 +110,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(backward: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:3])
     *tensors, annotated = ctx.saved_tensors
-    found = backward(grad, *tensors, *ctx.options, annotated, needed)
+    found = backward(grad, needed, *tensors, *ctx.options, annotated)
     return *(each if need else None for each, need in zip(found, needed, strict=True)), *[None] * (3 + len(ctx.options))
 
 
