@@ -16,6 +16,7 @@ from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -28,6 +29,9 @@ from polydice import (
 mp.dps = 80
 
 
+GAMMA = 1.5  # of the focal loss
+
+
 class Sums(NamedTuple):
     """The sums of one image and class in the letters of the formulas."""
 
@@ -38,6 +42,7 @@ class Sums(NamedTuple):
     a: mpf  # Σ y²
     ce: mpf  # Σ −y·log ŷ, or the binary one
     missed: mpf  # Σ 1 − p_t, p_t the probability of the truth
+    focal: mpf = mpf(0)  # Σ (1 − p_t)^γ of the cross-entropy, γ = GAMMA
 
 
 # A formula gets the sums, δ, and the same sums "held": constants, for what a gradient does not go through.
@@ -110,6 +115,10 @@ def poly_ce(epsilon: float) -> Formula:
     return lambda s, delta, held: s.ce + mpf(epsilon) * s.missed
 
 
+def focal_entropy(s: Sums, delta: mpf, held: Sums) -> mpf:
+    return s.focal
+
+
 class Case(NamedTuple):
     """A loss of the library and what it is by definition."""
 
@@ -120,7 +129,7 @@ class Case(NamedTuple):
     @property
     def region(self) -> bool:
         """Whether it is a mean over images and classes, and takes `batch` and `absent`."""
-        return self.name not in ("ce", "polyce")
+        return self.name not in ("ce", "focal-ce", "polyce")
 
     @property
     def angular(self) -> bool:
@@ -156,6 +165,7 @@ CASES = [
     Case("tvmf8", _make(TvMFDiceLoss, 8.0), tvmf(8)),
     Case("tvmf32", _make(TvMFDiceLoss, 32.0), tvmf(32)),
     Case("ce", _make(CrossEntropyLoss), cross_entropy),
+    Case("focal-ce", _make(FocalLoss, GAMMA), focal_entropy),
     Case("polyce", _make(PolyCE1Loss, 2.0), poly_ce(2.0)),
 ]
 REGION_CASES = [case for case in CASES if case.region]
@@ -248,25 +258,36 @@ class Reference:
 
         if self.activation == "sigmoid":
             ce = total(-v * mp.log(q) - (1 - v) * mp.log(1 - q) for v, q in pairs)
+            focal = total(v * _focused(q) + (1 - v) * _focused(1 - q) for v, q in pairs)
             missed = total(v * (1 - q) + (1 - v) * q for v, q in pairs)
         else:
             ce = mpf(0) if self.activation == "none" else total(-v * mp.log(q) for v, q in pairs)
+            focal = mpf(0) if self.activation == "none" else total(v * _focused(q) for v, q in pairs)
             missed = total(v * (1 - q) for v, q in pairs)
         return Sums(total(v * q for v, q in pairs), total(p), total(q * q for q in p), total(y),
-                    total(v * v for v in y), ce, missed)  # fmt: skip
+                    total(v * v for v in y), ce, missed, focal)  # fmt: skip
 
     def _slope(self, formula: Formula, sums: Sums, y: list[mpf], p: list[mpf]) -> list[mpf]:
         """∂/∂ŷ of each pixel, through the sums."""
-        d = {name: _derivative(formula, sums, self.delta, name) for name in ("i", "p", "b", "ce", "missed")}
+        d = {name: _derivative(formula, sums, self.delta, name) for name in ("i", "p", "b", "ce", "missed", "focal")}
         slopes = []
         for v, q in zip(y, p, strict=True):
             slope = d["i"] * v + d["p"] + 2 * d["b"] * q
             if self.activation == "sigmoid":
                 slope += d["missed"] * (1 - 2 * v) + d["ce"] * ((1 - v) / (1 - q) - v / q)
+                slope += d["focal"] * (v * _focused_slope(q) - (1 - v) * _focused_slope(1 - q))
             elif self.activation == "softmax":
-                slope += -d["missed"] * v - d["ce"] * v / q
+                slope += -d["missed"] * v - d["ce"] * v / q + d["focal"] * v * _focused_slope(q)
             slopes.append(slope)
         return slopes
+
+
+def _focused(q: mpf) -> mpf:
+    return -((1 - q) ** mpf(GAMMA)) * mp.log(q)
+
+
+def _focused_slope(q: mpf) -> mpf:
+    return mpf(GAMMA) * (1 - q) ** mpf(GAMMA - 1) * mp.log(q) - (1 - q) ** mpf(GAMMA) / q
 
 
 def _digits(tensor: Tensor) -> list[list[list[mpf]]]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polydice import DiceLoss, DropDiceLoss, PixelSums, PolyDice1Loss, TverskyLoss
-from polydice.arguments import all_parameters, check_arguments, not_negative, number, parameters
+from polydice.arguments import all_parameters, check_arguments, not_negative, number, numbers, parameters, shares
 from polydice.base import RegionLoss, RegionOptions
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_call_is_answered_in_one_way(make: Any, message: str) -> None:
 
 def test_arguments_of_subclasses_and_mixins_are_taken() -> None:
     assert repr(Scaled(2.0, epsilon=0.5, batch=True)) == "Scaled(size=2.0, batch=True)"
-    assert Scaled(2.0, epsilon=0.5).coefficients == (1.0,)
+    assert Scaled(2.0, epsilon=0.5).epsilon == 0.5
     assert repr(NamedDice(label="a", squared=False)) == "NamedDice(label='a', squared=False)"
     assert Fixed(3.0).batch
 
@@ -86,3 +86,14 @@ def test_a_right_call_passes() -> None:
 def test_numbers_are_kept_exactly() -> None:
     assert not_negative("weight", [0.1, 1 / 3]).tolist() == [0.1, 1 / 3]
     assert not_negative("kappa", torch.tensor(0.1)).dtype == torch.float64
+    assert numbers("epsilon", [-0.1, 1 / 3]).tolist() == [-0.1, 1 / 3]
+
+
+@pytest.mark.parametrize("values", [[0.5, float("nan")], [], [[0.1]]])
+def test_numbers_that_are_none_are_refused(values: list) -> None:
+    with pytest.raises(ValueError, match="epsilon must be finite, one number or one per class"):
+        numbers("epsilon", values)
+    with pytest.raises(ValueError, match="kappa must be finite and not negative, one per class"):
+        not_negative("kappa", values)
+    with pytest.raises(ValueError, match="dice_per_class must be"):
+        shares("dice_per_class", values)

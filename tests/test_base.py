@@ -17,6 +17,7 @@ from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -350,7 +351,7 @@ def test_a_wrong_option_is_refused_and_shown(
 
 def test_a_missing_argument_is_named_among_the_options() -> None:
     """Somebody else's spelling of ε."""
-    with pytest.raises(TypeError, match=r"PolyDice1Loss: .*'epsilon'; its options are epsilon, scale, batch, smooth"):
+    with pytest.raises(TypeError, match=r"PolyDice1Loss: .*'epsilon'; its options are epsilon, follow, scale, batch"):
         PolyDice1Loss(eps=0.2)
     with pytest.raises(TypeError, match="its options are kappa, batch, absent, activation"):
         TvMFDiceLoss(eps=0.2)
@@ -446,9 +447,18 @@ def test_buffers_go_to_a_device_without_float64() -> None:
         loss._apply(lambda _: (_ for _ in ()).throw(RuntimeError("no such device")))
 
 
+def test_buffers_keep_their_digits_in_a_model_of_half_precision() -> None:
+    x, labels = batch_of(classes=3)
+    loss = PolyDice1Loss(0.1, weight=[0.1, 0.7, 1 / 3]) + TvMFDiceLoss([0.1, 0.2, 0.3])
+    before = loss(x, labels)
+    for convert in (loss.half, loss.bfloat16, loss.float, loss.double):
+        assert torch.equal(convert()(x, labels), before)
+    assert loss.to("meta").losses[0].epsilon.is_meta
+
+
 @each_loss
 def test_a_loss_holds_nothing_but_its_weights(case: Case) -> None:
-    own = {"kappa"} if case.name.startswith("tvmf") else set()
+    own = {name for start, name in (("tvmf", "kappa"), ("poly1", "epsilon")) if case.name.startswith(start)}
     assert not list(case.make().parameters())
     assert {name for name, _ in case.make().named_buffers()} == own
     assert {name for name, _ in case.make(weight=[1.0, 2.0]).named_buffers()} == own | {"weight"}
@@ -557,10 +567,24 @@ DISTRIBUTED: dict[str, Callable[[Any], nn.Module]] = {
     "tvmf": lambda group: TvMFDiceLoss(8.0, batch=True, process_group=group),
     "ce": lambda group: CrossEntropyLoss(weight=[1.0, 2.0, 0.5], ignore_index=1, process_group=group),
     "polyce": lambda group: PolyCE1Loss(process_group=group),
+    "focal-ce": lambda group: FocalLoss(process_group=group),
+    "annotated": lambda group: partly(
+        DiceLoss(batch=True, process_group=group) + CrossEntropyLoss(process_group=group)
+    ),
     "sum": lambda group: (
         PolyDice1Loss(0.2, batch=True, process_group=group) + 0.5 * CrossEntropyLoss(process_group=group)
     ),
 }
+
+
+def partly(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Class 2 is annotated where it is."""
+
+    def value(logits: Tensor, labels: Tensor) -> Tensor:
+        annotated = (labels == 2).flatten(1).any(1, keepdim=True) | torch.tensor([True, True, False])
+        return loss(logits, labels, annotated=annotated)
+
+    return value
 
 
 def network() -> nn.Module:

@@ -14,6 +14,7 @@ PAGES = {
     "docs/models.md": 3,
     "docs/curves.md": 1,
     "docs/kernels.md": 1,
+    "docs/head.md": 2,
     "docs/report.md": 1,
 }
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from polydice import foreign
 from polydice.studies.recipe import read
 from polydice.training.expression import parse_loss
-from polydice.training.objective import adapt_kappa, has_kappa
+from polydice.training.objective import adapt, adaptive
 
 FAIR = Path(__file__).parents[1] / "results" / "fair"
 DICE, DETACHED, TVMF = "DiceLoss(batch=True)", "PolyDice1Loss(0.5, batch=True, scale='detached')", "TvMFDiceLoss(3.0)"
@@ -75,8 +75,7 @@ def test_a_perfect_prediction_has_no_gradient() -> None:
 
 def test_kappa_follows_the_validation_on_either_side() -> None:
     loss = grafted("TvMFDiceLoss(0.0)", "TvMFDiceLoss(0.0)")
-    assert has_kappa(loss)  # type: ignore[arg-type]
-    adapt_kappa(loss, torch.tensor([1.0, 0.5, 0.0]))  # type: ignore[arg-type]
+    adapt(adaptive(loss), torch.tensor([1.0, 0.5, 0.0]))  # type: ignore[arg-type]
     kept = {name: each.tolist() for name, each in loss.state_dict().items()}
     assert set(map(tuple, kept.values())) == {(32.0, 16.0, 0.0)}
     assert len(kept) == 2

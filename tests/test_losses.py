@@ -1,19 +1,21 @@
 import math
 from collections import Counter
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import monai.losses
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -27,6 +29,7 @@ from tests.fuzz_losses import ROUNDING, fuzz
 from tests.reference import (
     ANGULAR_CASES,
     CASES,
+    GAMMA,
     SQUARED_CASES,
     Case,
     Reference,
@@ -741,6 +744,93 @@ def test_poly_ce_of_a_sigmoid_takes_the_probability_of_the_truth() -> None:
     agree(PolyCE1Loss(0.7, activation="sigmoid"), poly, x, labels)
 
 
+# Focal loss
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight": WEIGHTS}, {"include_background": False}, {"reduction": "sum"}], ids=str
+)
+def test_focal_of_gamma_zero_is_cross_entropy(options: dict, soft: bool, activation: str) -> None:
+    x, labels = image_batch()
+    target = torch.rand_like(x) if soft else labels
+    losses = [kind(activation=activation, **options) for kind in (lambda **o: FocalLoss(0, **o), CrossEntropyLoss)]
+    for found, expected in zip(*(value_and_gradient(loss, x, target) for loss in losses), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
+def test_agrees_with_monai_focal_loss(gamma: float) -> None:
+    """Which computes in float32. Of a softmax, its mean is over the channels too."""
+    x, labels = image_batch()
+    for activation, share in (("softmax", 4), ("sigmoid", 1)):
+        theirs = monai.losses.FocalLoss(gamma=gamma, use_softmax=activation == "softmax")
+        found = value_and_gradient(FocalLoss(gamma, activation=activation), x, labels)
+        expected = value_and_gradient(lambda z, y, _, f=theirs, n=share: n * f(z, y), x, one_hot(labels))
+        for ours, peer in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, peer.double(), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("gap", [1.0, 20.0, 40.0, 200.0])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_focal_loss_keeps_its_digits_near_certainty(activation: str, gap: float) -> None:
+    """1 − p is far below the last digit of p."""
+    x = torch.tensor([[[gap], [0.0]]] if activation == "softmax" else [[[gap]]], dtype=torch.float64)
+    y = torch.tensor([[[1.0], [0.0]]] if activation == "softmax" else [[[1.0]]], dtype=torch.float64)
+    with mp.workdps(400):
+        exact = Reference(x, y, activation)
+        value, gradient = exact.evaluate(next(case for case in CASES if case.name == "focal-ce"))
+    found = value_and_gradient(FocalLoss(GAMMA, activation=activation), x, y)
+    assert abs(found[0].item() / value - 1) < 1e-13
+    torch.testing.assert_close(found[1], gradient, rtol=1e-13, atol=0)
+
+
+def test_focal_loss_of_classes_ruled_out() -> None:
+    x = torch.tensor([[[1.0, 2.0], [-torch.inf, 0.0]]], dtype=torch.float64)
+    for activation in ("softmax", "sigmoid"):
+        loss = FocalLoss(0.5, activation=activation)
+        for value in value_and_gradient(loss, x, torch.tensor([[0, 1]])):
+            assert value.isfinite().all()
+        assert loss(x, torch.tensor([[1, 0]])).isposinf()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_focal_gradients(activation: str, gamma: float) -> None:
+    x, labels = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randint(3, (2, 5))
+    for options in ({}, {"weight": [0.5, 1.0, 2.0]}, {"ignore_index": 1}, {"reduction": "none"}):
+        loss = FocalLoss(gamma, activation=activation, **options)
+        assert torch.autograd.gradcheck(loss, (x, labels))
+    assert torch.autograd.gradcheck(FocalLoss(gamma, activation=activation), (x, torch.rand(2, 3, 5)))
+
+
+def test_focal_losses_of_a_sum_share_their_gamma() -> None:
+    x, labels = image_batch(3)
+    loss = FocalLoss(1.5) + 2 * FocalLoss(1.5, weight=[1.0, 2.0, 3.0]) + FocalTverskyLoss(gamma=2.0)
+    torch.testing.assert_close(loss(x, labels), sum(factor * term(x, labels) for factor, term in loss.terms))
+    with pytest.raises(ValueError, match=r"focal losses of a sum must agree in gamma: \[1.0, 2.0\]"):
+        FocalLoss() + FocalLoss(1.0)
+
+
+# Label smoothing
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+@pytest.mark.parametrize("ignored", [-100, 1])
+@pytest.mark.parametrize("smoothing", [0.1, 1.0])
+def test_agrees_with_torch_label_smoothing(smoothing: float, ignored: int, weight: list | None, reduction: str) -> None:
+    x, labels = image_batch()
+    given = {"label_smoothing": smoothing, "reduction": reduction}
+    torch_weight = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    theirs = partial(F.cross_entropy, weight=torch_weight, ignore_index=ignored, **given)
+    agree(CrossEntropyLoss(weight=weight, ignore_index=ignored, **given), theirs, x, labels)
+    if ignored == -100:
+        y = torch.rand_like(x).softmax(1)
+        agree(CrossEntropyLoss(weight=weight, **given), theirs, x, y)
+
+
 # t-vMF's κ
 
 
@@ -780,6 +870,83 @@ def test_dice_outside_its_range_is_refused(dice: object) -> None:
         TvMFDiceLoss(0.0).update_kappa(dice)
 
 
+# PolyDice-1's ε
+
+
+def test_epsilon_may_be_one_per_class() -> None:
+    x, labels = image_batch(3)
+    for scale in ("coupled", "detached", "none"):
+        each = PolyDice1Loss([-0.25, 0.0, 0.5], scale=scale, reduction="none")(x, labels)
+        for c, epsilon in enumerate([-0.25, 0.0, 0.5]):
+            alone = PolyDice1Loss(epsilon, scale=scale, reduction="none")(x, labels)
+            assert torch.equal(each[:, c], alone[:, c])
+
+
+@pytest.mark.parametrize("epsilon", [0.3, [0.1, 0.2, 0.3], torch.tensor([0.5, 0.25, -0.125])])
+def test_an_updated_epsilon_is_heard(epsilon: object) -> None:
+    x, labels = image_batch(3)
+    loss = PolyDice1Loss(0.0)
+    before = loss(x, labels)
+    loss.update_epsilon(epsilon)
+    assert torch.equal(loss(x, labels), PolyDice1Loss(epsilon)(x, labels))
+    assert not torch.equal(loss(x, labels), before)
+
+
+def test_an_epsilon_that_follows_dice() -> None:
+    loss = PolyDice1Loss(0.125, follow=0.5)
+    assert loss.adaptive
+    assert not PolyDice1Loss(0.125).adaptive
+    loss.adapt(torch.tensor([1.0, 0.5, 0.0]))
+    assert repr(loss) == "PolyDice1Loss(epsilon=[0.5, 0.25, 0.0], follow=0.5)"
+    still = PolyDice1Loss(0.125)
+    still.adapt([1.0, 0.5, 0.0])
+    assert still.epsilon == 0.125
+    with pytest.raises(ValueError, match="dice_per_class must be one number in"):
+        loss.adapt([0.5, 1.5])
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_updated_epsilon_survives_a_checkpoint(alone: bool) -> None:
+    def make() -> Any:
+        return PolyDice1Loss(0.0) if alone else CrossEntropyLoss() + PolyDice1Loss(0.0)
+
+    trained, fresh = make(), make()
+    trained.terms[-1][1].update_epsilon([0.25, 0.5])
+    fresh.load_state_dict(trained.state_dict())
+    assert fresh.terms[-1][1].epsilon.tolist() == [0.25, 0.5]
+
+
+def test_a_checkpoint_of_before_leaves_epsilon_as_it_is() -> None:
+    loss = CrossEntropyLoss() + PolyDice1Loss(0.5, weight=[1.0, 2.0])
+    loss.load_state_dict({"losses.1.weight": torch.tensor([3.0, 4.0])})
+    assert loss.losses[1].epsilon == 0.5
+    assert loss.losses[1].weight.tolist() == [3, 4]
+
+
+def test_an_epsilon_that_is_a_parameter_learns() -> None:
+    x, labels = image_batch(3)
+    loss = PolyDice1Loss(0.0)
+    loss.epsilon = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+    loss(x, labels).backward()
+    assert loss.epsilon.grad > 0
+
+
+def test_epsilon_of_the_wrong_length_is_refused() -> None:
+    x, labels = image_batch(3)
+    with pytest.raises(ValueError, match="epsilon has 2 entries, the logits have 3 classes"):
+        PolyDice1Loss([1.0, 2.0])(x, labels)
+
+
+def test_an_epsilon_with_which_perfect_is_not_best_is_warned_of() -> None:
+    PolyDice1Loss(-0.5)
+    with pytest.warns(UserWarning, match=r"epsilon=-0.75 is below -1/2: .* a perfect prediction is not its minimum"):
+        loss = PolyDice1Loss(-0.75, activation="none", smooth=0.0)
+    with pytest.warns(UserWarning, match=r"epsilon=\[0.0, -0.6\] is below -1/2"):
+        PolyDice1Loss(0.0).update_epsilon([0.0, -0.6])
+    perfect = torch.tensor([[[1.0, 0.0]]])
+    assert loss(perfect[..., [1, 0]], perfect) < loss(perfect, perfect)
+
+
 # Arguments that make no sense
 
 
@@ -796,12 +963,19 @@ def test_dice_outside_its_range_is_refused(dice: object) -> None:
         (lambda: PolyDiceLoss(("0.5",)), TypeError, "coefficients must be a number: '0.5'"),
         (lambda: PolyDice1Loss("0.5"), TypeError, "epsilon must be a number: '0.5'"),
         (lambda: PolyDice1Loss(math.inf), ValueError, "epsilon must be finite: inf"),
+        (lambda: PolyDice1Loss([[0.1]]), ValueError, "epsilon must be finite, one number or one per class"),
+        (lambda: PolyDice1Loss(0.1, follow=math.nan), ValueError, "follow must be finite: nan"),
         (lambda: TverskyLoss(-0.1, 0.7), ValueError, "alpha must be finite and at least 0: -0.1"),
         (lambda: TverskyLoss(0.3, math.nan), ValueError, "beta must be finite and at least 0: nan"),
         (lambda: FocalTverskyLoss(gamma=0.0), ValueError, "gamma must be positive: 0.0"),
         (lambda: TvMFDiceLoss(-1.0), ValueError, "kappa must be finite and not negative"),
         (lambda: TvMFDiceLoss([[1.0]]), ValueError, "kappa must be finite and not negative"),
         (lambda: PolyCE1Loss(math.nan), ValueError, "epsilon must be finite: nan"),
+        (lambda: FocalLoss(-1.0), ValueError, "gamma must be finite and at least 0: -1.0"),
+        (lambda: FocalLoss(activation="none"), ValueError, "activation='none'"),
+        (lambda: CrossEntropyLoss(label_smoothing=1.5), ValueError, r"label_smoothing must be in \[0, 1\]: 1.5"),
+        (lambda: CrossEntropyLoss(label_smoothing=0.1, activation="sigmoid"), ValueError, "for sigmoid, smooth the ma"),
+        (lambda: PolyCE1Loss(label_smoothing=0.1), TypeError, "label_smoothing"),
         (lambda: CrossEntropyLoss(activation="none"), ValueError, "activation='none'"),
         (lambda: PolyCE1Loss(activation="none"), ValueError, "activation='none'"),
         (lambda: TvMFDiceLoss(2.0, smooth=0.0), TypeError, "argument 'smooth'; its options are kappa, batch, absent"),

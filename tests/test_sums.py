@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydice import CrossEntropyLoss, DiceLoss, PixelSums, pixel_sums
 from polydice.kernels import reference
-from polydice.kernels.fields import FIELDS
+from polydice.kernels.fields import FIELDS, SUMS
 from tests.reference import (
     ACTIVATIONS,
     Case,
@@ -71,6 +71,36 @@ def test_wanted_sums_come_alone_and_unchanged(activation: str) -> None:
         torch.testing.assert_close(getattr(alone, name), getattr(everything, name), rtol=SAME, atol=SAME)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_sums_on_request_equal_the_dense_ones(activation: str, kind: str, gamma: float) -> None:
+    x = predictions((3, 4, 70), activation).requires_grad_()
+    target = torch.randint(4, (3, 70)) if kind == "labels" else torch.rand(3, 4, 70, dtype=torch.float64)
+    mask, want = torch.rand(3, 70), ["focal", "uniform"] if activation == "softmax" else ["focal"]
+    found = pixel_sums(x, target, activation=activation, mask=mask, gamma=gamma, want=want)
+    expected = reference.pixel_sums(x, target, activation=activation, mask=mask, gamma=gamma)
+    for name in want:
+        ours, theirs, slope = getattr(found, name), getattr(expected, name), torch.randn(3, 4, dtype=torch.float64)
+        torch.testing.assert_close(ours, theirs, rtol=SAME, atol=SAME)
+        gradients = [torch.autograd.grad((slope * each).sum(), x, retain_graph=True)[0] for each in (ours, theirs)]
+        torch.testing.assert_close(*gradients, rtol=SAME, atol=SAME)
+
+
+def test_sums_on_request_come_only_then() -> None:
+    x, labels = torch.randn(2, 3, 40), torch.randint(3, (2, 40))
+    assert pixel_sums(x, labels).focal is None
+    assert pixel_sums(x, labels, gamma=1.0).focal is not None
+    for options, message in (
+        ({"want": ["focal"]}, "needs its γ"),
+        ({"want": ["focal"], "gamma": -1.0}, "gamma must be finite and at least 0: -1.0"),
+        ({"want": ["focal"], "gamma": 1.0, "activation": "none"}, "activation='none' has none to offer"),
+        ({"want": ["uniform"], "activation": "sigmoid"}, "is that of a softmax, not of activation='sigmoid'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pixel_sums(x, labels, **options)
+
+
 def test_the_order_of_wishes_does_not_matter() -> None:
     x, labels = torch.randn(2, 3, 40), torch.randint(3, (2, 40))
     one, other = (pixel_sums(x, labels, want=want) for want in (FIELDS, FIELDS[::-1]))
@@ -88,8 +118,8 @@ def test_the_order_of_wishes_does_not_matter() -> None:
 )
 def test_sums_are_float32_and_float64_for_float64(dtype: torch.dtype, accumulated: torch.dtype) -> None:
     x = torch.randn(2, 3, 40).to(dtype).requires_grad_()
-    sums = pixel_sums(x, torch.randint(3, (2, 40)))
-    assert {value.dtype for value in sums[:-1]} == {accumulated}
+    sums = pixel_sums(x, torch.randint(3, (2, 40)), want=SUMS, gamma=2.0)
+    assert {getattr(sums, name).dtype for name in SUMS} == {accumulated}
     assert gradient_of(sums, x).dtype == dtype
 
 

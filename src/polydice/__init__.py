@@ -4,10 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polydice.head import HeadLoss
     from polydice.losses import (
         CrossEntropyLoss,
         DiceLoss,
         DropDiceLoss,
+        FocalLoss,
         FocalTverskyLoss,
         PolyCE1Loss,
         PolyDice1Loss,
@@ -23,7 +25,9 @@ __all__ = [
     "CrossEntropyLoss",
     "DiceLoss",
     "DropDiceLoss",
+    "FocalLoss",
     "FocalTverskyLoss",
+    "HeadLoss",
     "PixelSums",
     "PolyCE1Loss",
     "PolyDice1Loss",
@@ -38,7 +42,7 @@ def __getattr__(name: str) -> object:
     # Lazily, so that the command line's --help does not wait for torch.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "sums" if name in ("PixelSums", "pixel_sums") else "losses"
+    module = {"PixelSums": "sums", "pixel_sums": "sums", "HeadLoss": "head"}.get(name, "losses")
     value = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

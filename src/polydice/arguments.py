@@ -31,13 +31,46 @@ def flag(name: str, value: bool) -> bool:
     return value
 
 
-def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
+def numbers(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
     """One number or one per class, as a float64 tensor where there are such: exactly what was given."""
+    if isinstance(values, str | Real):
+        number(name, values)  # type: ignore[arg-type]
     dtype = sum_dtype(values.device) if isinstance(values, Tensor) else torch.float64
     tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
-    if tensor.ndim > 1 or tensor.numel() == 0 or not bool((tensor.isfinite() & (tensor >= 0)).all()):
+    if tensor.ndim > 1 or tensor.numel() == 0 or not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name} must be finite, one number or one per class: {values}")
+    return tensor
+
+
+def not_negative(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
+    try:
+        tensor = numbers(name, values)
+    except ValueError:
+        tensor = None
+    if tensor is None or not bool((tensor >= 0).all()):
         raise ValueError(f"{name} must be finite and not negative, one per class: {values}")
     return tensor
+
+
+def shares(name: str, values: Sequence[float] | Tensor) -> Tensor:
+    """One number in [0, 1] per class."""
+    tensor = not_negative(name, values)
+    if tensor.ndim != 1 or tensor.max() > 1:
+        raise ValueError(f"{name} must be one number in [0, 1] per class: {tensor.tolist()}")
+    return tensor
+
+
+def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
+    """One number per class must have as many as there are classes, and lie where the logits are."""
+    if values is None or values.ndim == 0:
+        return
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
+    if values.device != logits.device:
+        raise ValueError(
+            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
+            f"loss.to({str(logits.device)!r})"
+        )
 
 
 def class_weights(weight: Sequence[float] | Tensor | None) -> Tensor | None:

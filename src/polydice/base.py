@@ -13,6 +13,7 @@ from polydice.arguments import (
     all_parameters,
     check_arguments,
     check_option,
+    check_per_class,
     class_weights,
     flag,
     number,
@@ -20,7 +21,7 @@ from polydice.arguments import (
 )
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
-from polydice.kernels.plan import Term, check_agreement, plan_loss, stacked_weights
+from polydice.kernels.plan import Plan, Term, added_numbers, check_agreement, focal_gammas, plan_loss, stacked_weights
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -66,15 +67,22 @@ class Summand(nn.Module, ABC):
     def terms(self) -> "list[tuple[float, Loss]]":
         """The losses, each with its factor."""
 
-    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`."""
+    def forward(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        """logits `[B, C, *spatial]`; target `[B, *spatial]` labels or masks like the logits; mask `[B, *spatial]`;
+        annotated `[B, C]` booleans, the classes that are annotated in each image."""
         terms = self.terms
-        plan = plan_loss(terms, logits, target, mask)
+        plan = plan_loss(terms, logits, target, mask, annotated)
         if plan.launches is not None:
-            return plan.launches(logits, target, mask, stacked_weights(terms))
+            return plan.launches(logits, target, mask, stacked_weights(terms), added_numbers(terms, logits.device))
         for _, loss in terms:
             loss.check_classes(logits)
-        stacked = plan.sums(logits, target, mask)
+        return self.from_sums(plan, plan.sums(logits, target, mask, annotated))
+
+    def from_sums(self, plan: Plan, stacked: Tensor) -> Tensor:
+        """The value from the sums that the plan makes."""
+        terms = self.terms
         per_image = over_batch = plan.unstack(stacked)
         if any(loss.over_batch for _, loss in terms):
             total, group = stacked.sum(1, keepdim=True), terms[0][1].process_group
@@ -106,6 +114,7 @@ class Loss(Summand):
     weight: Tensor | None
     batch: bool | None = None  # of losses that have no such option
     absent: str = "keep"
+    gamma: float = 0.0
 
     def __init__(
         self,
@@ -150,15 +159,17 @@ class Loss(Summand):
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts the buffers, which are float64, also to a device that does not have it (mps)."""
+        """Moves the buffers, which are float64, also to a device that does not have it (mps)."""
 
         def fitting(tensor: Tensor) -> Tensor:
             try:
-                return fn(tensor)
+                moved = fn(tensor)
             except (TypeError, RuntimeError):
                 if tensor.dtype != torch.float64:
                     raise
-            return fn(tensor.float())
+                return fn(tensor.float())
+            # In a model of half precision, the numbers of its loss keep the digits they were given with.
+            return tensor.to(moved.device) if moved.itemsize < tensor.itemsize else moved
 
         super()._apply(fitting, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -175,6 +186,14 @@ class Loss(Summand):
     @abstractmethod
     def evaluate(self, sums: PixelSums) -> Tensor:
         """The value, reduced as asked, from sums that are taken over each image or over the batch."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether `adapt` changes anything."""
+        return False
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        """What follows the validation is set anew: Dice in [0, 1] of every class, background included."""
 
     def fused_form(self) -> Form | None:
         """This loss as `kernels/tail.py` computes it, if it can."""
@@ -195,6 +214,7 @@ class Loss(Summand):
                 batch=self.batch,
                 background=self.include_background,
                 skip_absent=self.absent == "skip",
+                gamma=self.gamma if "focal" in self.want else None,
             )
         return found
 
@@ -233,6 +253,7 @@ class LossSum(Summand):
         self.factors = tuple(factor for factor, _ in terms)
         self.losses = nn.ModuleList(loss for _, loss in terms)
         check_agreement(SHARED, [loss for _, loss in terms])
+        focal_gammas([loss for _, loss in terms])
 
     @property
     def terms(self) -> list[tuple[float, Loss]]:
@@ -284,7 +305,8 @@ class AveragedLoss(Loss):
 
     def evaluate(self, sums: PixelSums) -> Tensor:
         losses = self.per_class(sums)
-        if self.weight is None and self.include_background and self.absent == "keep":
+        annotated = sums.annotated
+        if self.weight is None and self.include_background and self.absent == "keep" and annotated is None:
             if self.reduction == "none":
                 return losses
             return losses.sum() / (max(1, losses.numel()) if self.reduction == "mean" else 1)
@@ -292,6 +314,8 @@ class AveragedLoss(Loss):
         if self.absent == "skip":
             present = sums.target if sums.target is not None else sums.target_sq
             weight = torch.where(present < TINY, 0, weight)
+        if annotated is not None:
+            weight = torch.where(annotated, weight, 0)
         losses = torch.where(weight == 0, 0, weight * losses)
         if self.reduction == "none":
             return losses
@@ -311,16 +335,3 @@ class RegionLoss(AveragedLoss):
     ) -> None:
         super().__init__(batch=batch, absent=absent, **options)
         self.smooth = number("smooth", smooth, least=0)
-
-
-def check_per_class(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """One number per class must have as many as there are classes, and lie where the logits are."""
-    if values is None or values.ndim == 0:
-        return
-    if len(values) != logits.shape[1]:
-        raise ValueError(f"{name} has {len(values)} entries, the logits have {logits.shape[1]} classes")
-    if values.device != logits.device:
-        raise ValueError(
-            f"{name} is on {values.device}, the logits are on {logits.device}: move the loss there, "
-            f"loss.to({str(logits.device)!r})"
-        )

@@ -1,21 +1,20 @@
-"""Every loss: a few lines each on the sums of `pixel_sums`, `[B, C]` tensors."""
+"""Every loss: a few lines each on the sums of `pixel_sums`, `[B, C]` tensors. Those of pixels are in `pixelwise.py`."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from polydice.arguments import check_option, flag, not_negative, number
+from polydice.arguments import check_option, check_per_class, flag, not_negative, number, numbers, shares
 from polydice.base import (
     DEFAULT_SMOOTH,
     AveragedLoss,
     AveragedOptions,
     Loss,
-    LossOptions,
     RegionLoss,
     RegionOptions,
-    check_per_class,
 )
 from polydice.geometry import (
     TINY,
@@ -28,6 +27,9 @@ from polydice.geometry import (
     squared_angle,
 )
 from polydice.kernels.fields import Form, PixelSums
+from polydice.pixelwise import CrossEntropyLoss as CrossEntropyLoss
+from polydice.pixelwise import FocalLoss as FocalLoss
+from polydice.pixelwise import PolyCE1Loss as PolyCE1Loss
 
 SCALES = ("coupled", "detached", "none")
 
@@ -85,11 +87,15 @@ class PolyDiceLoss(RegionLoss):
     def per_class(self, sums: PixelSums) -> Tensor:
         a, b, e = sums.target_sq, sums.prediction_sq, sums.error_sq
         if self.scale == "none":
-            return polynomial(self.coefficients, squared_angle(misdirection(a, b, e, sums.intersection)))
-        angular = polynomial(self.coefficients, squared_angle(misalignment(a, b, e, self.smooth)))
+            return self._angular(squared_angle(misdirection(a, b, e, sums.intersection)))
+        angular = self._angular(squared_angle(misalignment(a, b, e, self.smooth)))
         lost = mismatch(a, b, self.smooth)
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
+
+    def _angular(self, t: Tensor) -> Tensor:
+        """q, of t = θ²."""
+        return polynomial(self.coefficients, t)
 
     def fused_form(self) -> Form | None:
         if self.scale == "none":
@@ -116,13 +122,76 @@ class DropDiceLoss(PolyDiceLoss):
 class PolyDice1Loss(PolyDiceLoss):
     """Dice with only the leading term of the cosine's series, its coefficient moved: q = (½ + ε)·θ².
 
+    ε is one number, or one per class, and `update_epsilon` sets it anew. With `follow=E` it is adaptive: ε_c = E·Dice_c
+    after every validation of a training, or whenever `adapt` is told Dice; before the first it is `epsilon`.
+
     >>> PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()  # still one pass over the pixels
     PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()
+    >>> loss = PolyDice1Loss(epsilon=0.0, follow=0.5)
+    >>> loss.adapt([1.0, 0.5])
+    >>> loss
+    PolyDice1Loss(epsilon=[0.5, 0.25], follow=0.5)
     """
 
-    def __init__(self, epsilon: float, *, scale: str = "coupled", **options: Unpack[RegionOptions]) -> None:
-        super().__init__((0.5 + number("epsilon", epsilon),), scale=scale, **options)
-        self.epsilon = float(epsilon)
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        epsilon: float | Sequence[float] | Tensor,
+        *,
+        follow: float | None = None,
+        scale: str = "coupled",
+        **options: Unpack[RegionOptions],
+    ) -> None:
+        super().__init__((0.5,), scale=scale, **options)  # without ε, which may change
+        self.register_buffer("epsilon", _convex(epsilon))
+        self.follow = None if follow is None else number("follow", follow)
+
+    def update_epsilon(self, epsilon: float | Sequence[float] | Tensor) -> None:
+        """One number, or one per class, background included."""
+        self.epsilon = _convex(epsilon).to(self.epsilon)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.follow is not None
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        if self.follow is not None:
+            self.update_epsilon(self.follow * shares("dice_per_class", dice_per_class))
+
+    def check_classes(self, logits: Tensor) -> None:
+        super().check_classes(logits)
+        check_per_class("epsilon", self.epsilon, logits)
+
+    def _angular(self, t: Tensor) -> Tensor:
+        return (0.5 + self.epsilon.to(t.dtype)) * t
+
+    def fused_form(self) -> Form | None:
+        form = super().fused_form()
+        return form and form._replace(added="epsilon")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}epsilon", self.epsilon)  # a state of before, when ε was no part of it
+        _make_room(self, "epsilon", state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _convex(epsilon: float | Sequence[float] | Tensor) -> Tensor:
+    found = numbers("epsilon", epsilon)
+    if bool((found < -0.5).any()):
+        warnings.warn(
+            f"epsilon={found.tolist()} is below -1/2: the loss then falls with the angle, and a perfect prediction is "
+            "not its minimum",
+            stacklevel=3,
+        )
+    return found
+
+
+def _make_room(loss: Loss, name: str, state_dict: dict[str, Any], prefix: str) -> None:
+    """What was one number may have become one per class, or the other way round."""
+    saved = state_dict.get(f"{prefix}{name}")
+    if saved is not None:
+        setattr(loss, name, getattr(loss, name).new_empty(saved.shape))
 
 
 class TverskyLoss(RegionLoss):
@@ -185,10 +254,14 @@ class TvMFDiceLoss(AveragedLoss):
 
     def update_kappa(self, dice_per_class: Sequence[float] | Tensor) -> None:
         """Dice in [0, 1] of every class, background included, to κ = 32·Dice."""
-        dice = not_negative("dice_per_class", dice_per_class)
-        if dice.ndim != 1 or dice.max() > 1:
-            raise ValueError(f"dice_per_class must be one number in [0, 1] per class: {dice.tolist()}")
-        self.kappa = (32 * dice).to(self.kappa)
+        self.kappa = (32 * shares("dice_per_class", dice_per_class)).to(self.kappa)
+
+    @property
+    def adaptive(self) -> bool:
+        return True
+
+    def adapt(self, dice_per_class: Sequence[float] | Tensor) -> None:
+        self.update_kappa(dice_per_class)
 
     def check_classes(self, logits: Tensor) -> None:
         super().check_classes(logits)
@@ -200,71 +273,5 @@ class TvMFDiceLoss(AveragedLoss):
         return (x * (1 + 2 * kappa) / (1 + kappa * x)).square()  # 1 − φ, without its cancellation
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        saved = state_dict.get(f"{prefix}kappa")
-        if saved is not None:  # one number may have become one per class
-            self.kappa = self.kappa.new_empty(saved.shape)
+        _make_room(self, "kappa", state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class CrossEntropyLoss(Loss):
-    """`F.cross_entropy` (softmax) or `F.binary_cross_entropy_with_logits` (sigmoid), weights and ignored pixels
-    included, from the sums E_c = Σ −y·log ŷ. Without a pixel that counts it is 0, where torch gives NaN.
-
-    `reduction="none"` gives w_c·E_c per image and class, and `"sum"` their sum.
-
-    >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
-    >>> torch.allclose(CrossEntropyLoss()(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
-    True
-    """
-
-    def __init__(self, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        if self.activation == "none":
-            raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
-        if self.process_group is not None and self.reduction == "none":
-            raise ValueError("process_group adds up sums over the batch: reduction='none' has none")
-        self.want = ("cross_entropy", "pixels") + (("target",) if self.activation == "softmax" else ())
-
-    @property
-    def over_batch(self) -> bool:
-        return self.reduction != "none"
-
-    def per_class(self, sums: PixelSums) -> Tensor:
-        return sums.cross_entropy
-
-    def evaluate(self, sums: PixelSums) -> Tensor:
-        losses = self.per_class(sums)
-        weight = self.class_weights(losses)
-        losses = torch.where(weight == 0, 0, weight * losses)
-        if self.reduction == "none":
-            return losses
-        return losses.sum() if self.reduction == "sum" else ratio(losses.sum(), self._count(sums, weight))
-
-    def _count(self, sums: PixelSums, weight: Tensor) -> Tensor:
-        """What torch divides by: the labelled pixels' weights; for masks the pixels; for sigmoid each channel's."""
-        if self.activation == "sigmoid":
-            return (sums.pixels if self.include_background else sums.pixels[:, 1:]).sum()
-        return (weight * sums.target).sum() if sums.labels else sums.pixels[:, 0].sum()
-
-    def fused_form(self) -> Form | None:
-        return Form("entropy", (0, 0, 0, 0))
-
-
-class PolyCE1Loss(CrossEntropyLoss):
-    """Cross-entropy + ε·(1 − p_t), p_t the probability of the truth, pixel by pixel: PolyLoss of order 1."""
-
-    def __init__(self, epsilon: float = 1.0, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        self.epsilon = number("epsilon", epsilon)
-        self.want = ("cross_entropy", "pixels", "target", "intersection")
-        if self.activation == "sigmoid":
-            self.want += ("prediction",)
-
-    def per_class(self, sums: PixelSums) -> Tensor:
-        missed = sums.target - sums.intersection
-        if self.activation == "sigmoid":  # p_t is 1 − ŷ where y = 0
-            missed = missed + sums.prediction - sums.intersection
-        return sums.cross_entropy + self.epsilon * missed
-
-    def fused_form(self) -> Form | None:
-        return Form("entropy", (self.epsilon, 0, 0, 0))

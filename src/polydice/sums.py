@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from polydice.arguments import check_option
-from polydice.kernels.fields import ACTIVATIONS, FIELDS, IMPLEMENTATIONS, Options, PixelSums
+from polydice.arguments import check_option, number
+from polydice.kernels.fields import ACTIVATIONS, FIELDS, FROM_LOGITS, IMPLEMENTATIONS, SUMS, Options, PixelSums
 from polydice.kernels.plan import plan_sums
 
 if TYPE_CHECKING:
@@ -24,14 +24,19 @@ def pixel_sums(
     activation: str = "softmax",
     ignore_index: int | None = None,
     mask: Tensor | None = None,
+    annotated: Tensor | None = None,
+    gamma: float | None = None,
     want: Sequence[str] | None = None,
     impl: str = "auto",
 ) -> PixelSums:
     """One differentiable pass over the pixels, and all that any loss here is made of.
 
     logits `[B, C, *spatial]`; target `[B, *spatial]` or `[B, 1, *spatial]` class labels, or masks of the logits' own
-    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation. Sums are
-    float32, float64 for float64 logits. Wanted by default: every sum the activation allows.
+    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation; annotated
+    `[B, C]`, booleans: a class that is not annotated in an image has no sums there, and with softmax is background.
+
+    Sums are float32, float64 for float64 logits. Wanted by default: every sum the activation allows, but not `uniform`,
+    and `focal` only if its γ, `gamma`, is given.
 
     >>> logits = torch.tensor([[[2.0, -1.0], [0.0, 1.0]]])  # one image, two classes, two pixels
     >>> sums = pixel_sums(logits, torch.tensor([[0, 1]]), want=["intersection", "target"])
@@ -39,12 +44,17 @@ def pixel_sums(
     tensor([[0.8808, 0.8808]])
     """
     if want is None:
-        want = [name for name in FIELDS if name != "cross_entropy" or activation != "none"]
+        want = [name for name in FIELDS if name not in FROM_LOGITS or activation != "none"]
+        want += [] if gamma is None else ["focal"]
     check_option("activation", activation, ACTIVATIONS)
     check_option("impl", impl, IMPLEMENTATIONS)
     _check_want(want, activation)
-    plan = plan_sums(logits, target, mask, Options(activation, ignore_index, tuple(want)), impl)
-    return plan.unstack(plan.sums(logits, target, mask).to(plan.dtype))
+    if "focal" in want and gamma is None:
+        raise ValueError("the sum 'focal' needs its γ: gamma=...")
+    exponent = 0.0 if gamma is None else number("gamma", gamma, least=0)
+    options = Options(activation, ignore_index, tuple(want), exponent)
+    plan = plan_sums(logits, target, mask, options, impl, annotated)
+    return plan.unstack(plan.sums(logits, target, mask, annotated).to(plan.dtype))
 
 
 def over_processes(sums: Tensor, group: "ProcessGroup") -> Tensor:
@@ -70,8 +80,10 @@ class _AllReduce(torch.autograd.Function):
 
 def _check_want(want: Sequence[str], activation: str) -> None:
     for name in want:
-        check_option("want", name, FIELDS)
+        check_option("want", name, SUMS)
     if len(set(want)) != len(want) or not want:
         raise ValueError(f"want must name each sum once, and at least one: {tuple(want)}")
-    if "cross_entropy" in want and activation == "none":
+    if activation == "none" and not set(FROM_LOGITS).isdisjoint(want):
         raise ValueError("cross-entropy is computed from logits: activation='none' has none to offer")
+    if "uniform" in want and activation != "softmax":
+        raise ValueError(f"the sum 'uniform' is that of a softmax, not of activation={activation!r}")

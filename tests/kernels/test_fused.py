@@ -10,12 +10,13 @@ from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels.fields import FIELDS, Options
+from polydice.kernels.fields import SUMS, Options
 from polydice.kernels.plan import fused_obstacle
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 POINTERS = {
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.uint8: "*u8",
@@ -37,7 +39,8 @@ def compiled(launch: Any, *dtypes: torch.dtype) -> Any:
     from triton.compiler import ASTSource
 
     names = launch.kernel.arg_names
-    types = [POINTERS[dtype] for dtype in dtypes] + ["i32"] * len(launch.numbers)
+    types = [POINTERS[dtype] for dtype in dtypes]
+    types += ["fp32" if isinstance(number, float) else "i32" for number in launch.numbers]
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(launch.constants, "constexpr")
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
     source = ASTSource(launch.kernel, signature, constants, {})
@@ -58,7 +61,7 @@ def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: boo
     logits = TensorSpec((2, classes, 6, 10), (60 * classes, 60, 10, 1), dtype, host)
     target = TensorSpec((2, 6, 10), (60, 10, 1), torch.int64, host) if labels else logits._replace(dtype=torch.uint8)
     want = {"target" if labels and name == "target_sq" else name for *_, wanted in terms for name in wanted}
-    options = Options(loss.terms[0][1].activation, None, tuple(name for name in FIELDS if name in want))
+    options = Options(loss.terms[0][1].activation, None, tuple(name for name in SUMS if name in want))
     found = loss_launches(formula, options, labels, logits, target, None)
     assert found is not None
     return found
@@ -72,12 +75,14 @@ def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: boo
         DropDiceLoss(7),
         FocalTverskyLoss(),
         PolyCE1Loss(),
+        FocalLoss() + CrossEntropyLoss(label_smoothing=0.1),
         DropDiceLoss(3, scale="detached") + 0.5 * CrossEntropyLoss() + DiceLoss(squared=False),
     ],
     ids=repr,
 )
 def test_tail(loss: Loss | LossSum) -> None:
-    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, *[torch.float32] * 3)
+    doubles = [torch.float64] * 2  # weights, and what is added to coefficients
+    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, torch.float32, *doubles, torch.float32)
     assert kernel.asm["cubin"]
 
 
@@ -101,3 +106,14 @@ def test_pass(classes: int, activation: str, labels: bool) -> None:
     backward = compiled(over_pixels.backward, torch.float32, torch.float32, dtype, target, dtype, dtype)
     assert forward.asm["cubin"]
     assert backward.asm["cubin"]
+
+
+@pytest.mark.parametrize(("classes", "activation"), [(3, "softmax"), (118, "softmax"), (3, "sigmoid")])
+def test_pass_with_sums_on_request(classes: int, activation: str) -> None:
+    loss = FocalLoss(activation=activation) + DiceLoss(activation=activation)
+    if activation == "softmax":
+        loss = loss + CrossEntropyLoss(label_smoothing=0.1)
+    over_pixels = launches(loss, classes, torch.float32, labels=True).over_pixels
+    tensors = [torch.float32, torch.int64, torch.float32, torch.float32]
+    assert compiled(over_pixels.forward, *tensors).asm["cubin"]
+    assert compiled(over_pixels.backward, torch.float32, torch.float32, *tensors).asm["cubin"]

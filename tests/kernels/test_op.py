@@ -297,3 +297,39 @@ def test_a_bad_label_is_named_in_compiled_code_too() -> None:
     compiled = torch.compile(DiceLoss(), fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="label 7 is not in"):
         compiled(torch.randn(2, 3, 40), torch.full((2, 40), 7))
+
+
+def test_classes_that_are_not_annotated_compile_in_one_graph() -> None:
+    x, labels = torch.randn(2, 3, 50).double(), torch.randint(2, (2, 50))
+    annotated = torch.tensor([[True, True, False], [True, True, True]])
+    loss = PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()
+
+    def partly(x: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
+        return loss(x, labels, annotated=annotated)
+
+    compiled = value_and_gradient(torch.compile(partly, fullgraph=True, backend="aot_eager"), x, labels)
+    for found, expected in zip(compiled, value_and_gradient(partly, x, labels), strict=True):
+        torch.testing.assert_close(found, expected, rtol=SAME, atol=SAME)
+    arguments = (
+        x.requires_grad_(),
+        labels,
+        None,
+        "softmax",
+        None,
+        ["prediction", "cross_entropy"],
+        False,
+        0.0,
+        annotated,
+    )
+    torch.library.opcheck(torch.ops.polydice.pixel_sums, arguments)
+
+
+def test_a_changing_epsilon_compiles_nothing_anew() -> None:
+    x, labels = torch.randn(2, 3, 40), torch.randint(3, (2, 40))
+    loss = PolyDice1Loss([0.0, 0.0, 0.0])
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    compiled(x, labels)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for epsilon in ([0.1, 0.2, 0.3], [0.5, 0.25, 0.125]):
+            loss.update_epsilon(epsilon)
+            torch.testing.assert_close(compiled(x, labels), PolyDice1Loss(epsilon)(x, labels))

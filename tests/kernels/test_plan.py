@@ -21,13 +21,13 @@ X, LABELS = torch.randn(2, 3, 10), torch.randint(3, (2, 10))
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of the logits that were looked at closely, from an empty store of plans on."""
     seen: list[torch.Size] = []
-    check = plan._check
+    check = plan.check_inputs
 
     def recorded(logits: Tensor, *others: object) -> bool:
         seen.append(logits.shape)
         return check(logits, *others)
 
-    monkeypatch.setattr(plan, "_check", recorded)
+    monkeypatch.setattr(plan, "check_inputs", recorded)
     monkeypatch.setattr(plan, "_PLANS", {})
     return seen
 
@@ -118,6 +118,32 @@ def test_weights_that_are_a_parameter_learn() -> None:
     loss(X, LABELS).backward()
     assert loss.weight.grad.abs().sum() > 0
     assert plan.plan_loss(loss.terms, X, LABELS, None).launches is None
+
+
+@pytest.mark.parametrize("epsilons", [(0.1, 0.2, 0.3), ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])])
+def test_a_changing_epsilon_plans_nothing_anew(checks: list[torch.Size], epsilons: tuple) -> None:
+    loss = PolyDice1Loss(epsilons[0]) + CrossEntropyLoss()
+    for epsilon in epsilons:
+        loss.losses[0].update_epsilon(epsilon)
+        expected = (PolyDice1Loss(epsilon, impl="eager") + CrossEntropyLoss(impl="eager"))(X.double(), LABELS)
+        torch.testing.assert_close(loss(X, LABELS).double(), expected, rtol=1e-6, atol=0)
+    assert len(checks) == 2  # one is of float64
+
+
+def test_numbers_that_nobody_moved_are_copied_once() -> None:
+    """As those of a loss that stays on the host, with logits on a GPU; here the device is only another."""
+    loss, there = PolyDice1Loss(0.1), torch.device("meta")
+    first = plan.added_numbers(loss.terms, there)
+    assert first is not None
+    assert first.device == there
+    assert plan.added_numbers(loss.terms, there) is first
+    loss.epsilon.add_(0.1)
+    second = plan.added_numbers(loss.terms, there)
+    assert second is not first
+    loss.update_epsilon(0.3)
+    assert plan.added_numbers(loss.terms, there) is not second
+    assert plan.added_numbers(loss.terms, torch.device("cpu")) is loss.epsilon
+    assert plan.added_numbers(DiceLoss().terms, there) is None
 
 
 def test_the_plan_says_whether_kernels_can_run() -> None:

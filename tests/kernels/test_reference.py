@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polydice import PixelSums, pixel_sums
 from polydice.kernels import reference
-from tests.reference import ACTIVATIONS, Reference, dense_masks, predictions
+from tests.reference import ACTIVATIONS, GAMMA, Reference, dense_masks, predictions
 
 SAME = 1e-12  # the same float64 sums in another order
 
@@ -20,7 +20,7 @@ def values(sums: PixelSums) -> list[Tensor]:
 def test_the_sums_in_50_digits(activation: str) -> None:
     x, y = predictions((2, 3, 9), activation), torch.rand(2, 3, 9, dtype=torch.float64)
     exact = Reference(x, y, activation)
-    found = reference.pixel_sums(x, y, activation=activation)
+    found = reference.pixel_sums(x, y, activation=activation, gamma=GAMMA)
     for image in range(2):
         for channel in range(3):
             sums = exact._sums(exact.y[image][channel], exact.p[image][channel])
@@ -32,7 +32,7 @@ def test_the_sums_in_50_digits(activation: str) -> None:
                 "target_sq": sums.a,
                 "error_sq": sums.a + sums.b - 2 * sums.i,
                 "pixels": mpf(9),
-            } | ({} if activation == "none" else {"cross_entropy": sums.ce})
+            } | ({} if activation == "none" else {"cross_entropy": sums.ce, "focal": sums.focal})
             for name, value in expected.items():
                 assert abs(getattr(found, name)[image, channel].item() - value) < SAME, name
     assert (found.cross_entropy is None) == (activation == "none")
@@ -77,8 +77,8 @@ def test_the_plain_pass_makes_these_sums_and_gradients(activation: str, classes:
 
 def test_labels_are_masks_of_one_class_each() -> None:
     x, labels = torch.randn(2, 4, 30, dtype=torch.float64), torch.randint(4, (2, 30))
-    of_labels, of_masks = reference.pixel_sums(x, labels), reference.pixel_sums(x, dense_masks(labels, 4))
-    assert all(torch.equal(*pair) for pair in zip(of_labels[:-1], of_masks[:-1], strict=True))
+    of_labels, of_masks = (reference.pixel_sums(x, y, gamma=2.0) for y in (labels, dense_masks(labels, 4)))
+    assert all(torch.equal(*pair) for pair in zip(values(of_labels), values(of_masks), strict=True))
 
 
 def test_a_forbidden_class_that_is_not_the_truth_costs_nothing() -> None:

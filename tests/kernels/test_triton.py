@@ -12,7 +12,9 @@ from polydice import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
+    HeadLoss,
     PixelSums,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -157,6 +159,7 @@ def losses(**options: object) -> list[Loss | LossSum]:
         CrossEntropyLoss(**entropy),
         PolyCE1Loss(2.0, **entropy),
         PolyDice1Loss(0.2, **options) + 0.5 * CrossEntropyLoss(**entropy) + 2 * TverskyLoss(**options),
+        FocalLoss(**entropy) + 0.5 * DiceLoss(**options),
     ]
 
 
@@ -177,7 +180,7 @@ OPTIONS: list[dict[str, object]] = [
     {"reduction": "none"},
 ]
 # Every loss as it comes, and those that stand for a kind of kernel with every option.
-CASES = [(index, {}) for index in range(12)] + [(index, options) for options in OPTIONS for index in (2, 7, 10, 11)]
+CASES = [(index, {}) for index in range(13)] + [(index, options) for options in OPTIONS for index in (2, 7, 10, 11, 12)]
 
 
 @pytest.mark.parametrize(("index", "options"), CASES, ids=str)
@@ -195,6 +198,64 @@ def test_losses(index: int, options: dict[str, object]) -> None:
     (found * weight).sum().backward()
     (expected * weight).sum().backward()
     assert relative(logits.grad, exact.grad) < 1e-5
+
+
+@pytest.mark.parametrize(("activation", "classes"), [("softmax", 3), ("softmax", 33), ("sigmoid", 3)])
+@pytest.mark.parametrize("target", ["uint8", "soft"])
+def test_sums_on_request(activation: str, classes: int, target: str) -> None:
+    """Those of many classes too, of pixels that are weighed, and of a γ whose power has an infinite slope at 0."""
+    logits, given = example((2, classes, 41), target, activation, torch.float32)
+    want = ("prediction", "focal") + (("uniform",) if activation == "softmax" else ())
+    mask = torch.rand(2, 41, device=DEVICE) * (torch.rand(2, 41, device=DEVICE) > 0.3)
+    for gamma in (0.0, 0.5, 2.0):
+        assert_pass_agrees(3 * logits, given, mask, Options(activation, None, want, gamma))
+
+
+@pytest.mark.parametrize("weight", [None, [0.1, 0.2, 0.3]])
+def test_label_smoothing(weight: list | None) -> None:
+    logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
+    loss = CrossEntropyLoss(label_smoothing=0.2, weight=weight).to(DEVICE)
+    exact, x = logits.double().requires_grad_(), logits.clone().requires_grad_()
+    torch_weight = None if weight is None else torch.tensor(weight, dtype=torch.float64, device=DEVICE)
+    expected = nn.functional.cross_entropy(exact, target, weight=torch_weight, label_smoothing=0.2)
+    assert relative(loss(x, target), expected) < 1e-6
+    loss(x, target).backward()
+    expected.backward()
+    assert relative(x.grad, exact.grad) < 1e-5
+
+
+def test_focal_certainties() -> None:
+    """p = 1 and p = 0, to the last digit and beyond."""
+    gaps = torch.tensor([[[0.0, 5.0, 17.0, 40.0, 80.0], [0.0] * 5]], device=DEVICE)
+    for label in (0, 1):
+        target = torch.full((1, 5), label, device=DEVICE)
+        found = pixel_sums(gaps, target, want=["focal"], gamma=0.5, impl="fused").focal
+        expected = pixel_sums(gaps.double(), target, want=["focal"], gamma=0.5, impl="eager").focal
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+        for pixel in range(1, 4):
+            one = pixel_sums(gaps[..., pixel : pixel + 1], target[:, :1], want=["focal"], gamma=0.5, impl="fused").focal
+            exact = pixel_sums(gaps[..., pixel : pixel + 1].double(), target[:, :1], want=["focal"], gamma=0.5).focal
+            torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=0)
+    forbidden = torch.tensor([[[1.0], [-torch.inf]]], device=DEVICE)
+    for loss in (FocalLoss(impl="fused"), FocalLoss(impl="fused", activation="sigmoid", reduction="sum")):
+        assert loss(forbidden, torch.zeros(1, 1, dtype=torch.long, device=DEVICE)).isfinite()
+        assert loss(forbidden, torch.ones(1, 1, dtype=torch.long, device=DEVICE)).isposinf()
+
+
+@pytest.mark.parametrize("weight", [None, [0.1, 0.2, 0.3]])
+def test_an_epsilon_of_each_class(weight: list | None) -> None:
+    """Alone, in a sum with others that have one, one number or several, and changed."""
+    logits, target = torch.randn(2, 3, 40, device=DEVICE), torch.randint(0, 3, (2, 40), device=DEVICE)
+    first, second = PolyDice1Loss([0.5, 0.0, -0.25], weight=weight), PolyDice1Loss(0.25, scale="detached")
+    first, second, drop = first.to(DEVICE), second.to(DEVICE), DropDiceLoss(2)
+    for loss in (first, first + drop + second, second + CrossEntropyLoss() + PolyDice1Loss(0.75).to(DEVICE)):
+        for epsilon in ([0.5, 0.0, -0.25], [0.125, 0.25, 0.5]):
+            first.update_epsilon(epsilon)
+            assert relative(loss(logits, target), plain(loss)(logits.double(), target)) < 1e-6
+            x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+            loss(x, target).backward()
+            plain(loss)(exact, target).backward()
+            assert relative(x.grad, exact.grad) < 1e-5
 
 
 def test_a_subclass_that_computes_something_else_is_heard() -> None:
@@ -446,7 +507,7 @@ def test_operator() -> None:
 
 def test_public_sums_are_float32() -> None:
     sums = pixel_sums(torch.randn(2, 3, 8, device=DEVICE), torch.randint(0, 3, (2, 8), device=DEVICE))
-    assert all(value.dtype == torch.float32 and value.shape == (2, 3) for value in sums[:-1])
+    assert {(getattr(sums, name).dtype, getattr(sums, name).shape) for name in FIELDS} == {(torch.float32, (2, 3))}
 
 
 def small_unet() -> nn.Module:
@@ -556,3 +617,32 @@ def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -
         assert theirs is None or relative(ours, theirs) < 1e-5
     gradients = [torch.autograd.grad(total, x)[0] for total, x in zip(totals, (logits, exact), strict=True)]
     assert relative(*gradients) < 1e-5
+
+
+# The head
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PolyDice1Loss(0.2),
+        DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1),
+        FocalLoss(1.5) + CrossEntropyLoss(label_smoothing=0.1),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_slabs_of_a_head_go_through_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum
+) -> None:
+    """Against the logits in float64."""
+    for name in ("CPU_BLOCK", "ACCELERATOR_BLOCK"):
+        monkeypatch.setattr(eager, name, 5 * eager.RUN)
+    conv = nn.Conv2d(7, 5, 1).to(DEVICE)
+    x = torch.randn(2, 7, 30, 31, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
+    labels = torch.randint(5, (2, 30, 31), device=DEVICE)
+    in_pass, exact = HeadLoss(loss, conv), copy.deepcopy(conv).double()
+    value, expected = in_pass(x, labels), loss(exact(x.double()), labels)
+    gradients = torch.autograd.grad(value, [x, *conv.parameters()])
+    expected_gradients = torch.autograd.grad(expected, [x, *exact.parameters()])
+    for found, other in zip((value, *gradients), (expected, *expected_gradients), strict=True):
+        assert relative(found, other) < TOLERANCE[torch.float32]

@@ -15,7 +15,12 @@ from polydice.training.predict import predict
 from tests.studies.tiny import RECIPE
 from tests.test_docs import ROOT, blocks
 
-SMALL = {"unet": {"width": 4}, "transunet": {"size": 32}, "unet3d": {"width": 4, "depth": 2}}
+SMALL = {
+    "unet": {"width": 4},
+    "transunet": {"size": 32},
+    "unet3d": {"width": 4, "depth": 2},
+    "dynunet": {"width": 4, "depth": 2},
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,7 +66,7 @@ def test_the_memory_format_does_not_matter(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="no model is called 'resnet'; there are unet, transunet, unet3d"):
+    with pytest.raises(ValueError, match="no model is called 'resnet'; there are unet, transunet, unet3d, dynunet"):
         build("resnet", 3, 2)
 
 
@@ -76,7 +81,7 @@ def test_an_option_of_another_model_is_refused() -> None:
         build("unet", 3, 2, size=224)
 
 
-def test_only_the_3d_model_imports_monai() -> None:
+def test_only_the_3d_models_import_monai() -> None:
     code = "import sys; from polydice.models import build; build('unet', 1, 2); import polydice.models.transunet"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'monai' not in sys.modules"], check=True)
 
@@ -103,5 +108,5 @@ def test_the_page_says_all_that_it_takes_to_add_a_model(tmp_path: Path, monkeypa
          "from polydice.cli import main; main(['train', '--help'])"],
         capture_output=True, text=True,
     ).stdout  # fmt: skip
-    assert "{unet,transunet,unet3d,tiny}" in help_text
+    assert "{unet,transunet,unet3d,dynunet,tiny}" in help_text
     monkeypatch.delitem(sys.modules, "polydice.models.tiny")

@@ -50,6 +50,7 @@ def test_its_losses_and_slopes_are_those_of_the_library(tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.filterwarnings("ignore:epsilon=-0.6 is below")
 def test_the_fold_is_where_the_slope_in_the_scale_turns(tmp_path: Path) -> None:
     """Reached or not: with δ = 0 it is at 1/√(½ + ε)."""
     cases = [(s, epsilon, delta) for s in (0.1, 0.9) for epsilon in (-0.6, -0.1, 0.0, 0.5, 1.0) for delta in (0.0, 0.3)]

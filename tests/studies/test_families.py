@@ -34,6 +34,7 @@ def test_what_else_differs_makes_another_line() -> None:
 def test_one_value_is_no_line_and_a_sum_has_none() -> None:
     assert not lines(parse(RECIPE.replace("[-0.3, 0.5]", "[0.5]")))
     assert member(Variant("both", "", "PolyDice1Loss(0.5) + CrossEntropyLoss()")).parameter == ""
+    assert member(Variant("each", "", "PolyDice1Loss([0.5, 0.2])")).parameter == ""
     assert "Dice + cross-entropy" in colours(read("hippocampus"))
 
 

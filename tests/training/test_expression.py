@@ -14,6 +14,8 @@ EVERY = [
     "FocalTverskyLoss(gamma=2.0, include_background=False)",
     "TvMFDiceLoss(kappa=[32.0, 16.0])",
     "TvMFDiceLoss(kappa=4.0)",
+    "PolyDice1Loss(epsilon=[0.1, 0.2], follow=0.5)",
+    "FocalLoss(gamma=1.5)",
     "CrossEntropyLoss(weight=[1.0, 2.0], ignore_index=255)",
     "PolyCE1Loss(epsilon=2.0, activation='sigmoid')",
     "DiceLoss(batch=True) + 0.5 * CrossEntropyLoss()",

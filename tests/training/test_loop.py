@@ -388,6 +388,16 @@ def test_kappa_follows_the_validation_and_is_kept(
     assert found.state["loss"]["kappa"].tolist() == expected
 
 
+@pytest.mark.parametrize("follow", [0.5, None])
+def test_epsilon_follows_the_validation_and_is_kept(images: Path, tmp_path: Path, follow: float | None) -> None:
+    options = {"epochs": 3, "save_every": 0.0, "loss": f"PolyDice1Loss(0.25, follow={follow})"}
+    train_until(2, small(images, tmp_path / "run", **options))
+    found = load(tmp_path / "run")
+    assert found is not None
+    expected = [follow * dice for dice in history(tmp_path / "run")[-1]["dice_global_per_class"]] if follow else 0.25
+    assert found.state["loss"]["epsilon"].tolist() == expected
+
+
 # What is no number
 
 
@@ -471,6 +481,15 @@ def test_volumes_are_trained_on_in_patches_and_tested_whole(
     assert result["patch"] == (patch or (32, 32, 32))
     assert np.sum([case["confusion"] for case in result["cases"]], (1, 2)).tolist() == [20**3] * 3
     assert result["test"]["surface"]["unit"] == "mm"
+    rows = history(tmp_path / "run")
+    assert rows[1]["loss"] < rows[0]["loss"]
+
+
+def test_volumes_are_trained_on_with_deep_supervision(volumes: Path, tmp_path: Path) -> None:
+    options = {"width": 4, "depth": 2, "deep_supervision": True}
+    settings = small(volumes, tmp_path / "run", model="dynunet", patch=(16, 16, 16), batch=2, epochs=2, folds=3,
+                     rate=0.1, **options)  # fmt: skip
+    assert train(settings)["model"] == {"name": "dynunet", "channels": 1, "classes": 2, "options": options}
     rows = history(tmp_path / "run")
     assert rows[1]["loss"] < rows[0]["loss"]
 

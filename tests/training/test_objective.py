@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from polydice import CrossEntropyLoss, DiceLoss, TvMFDiceLoss
+from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, TvMFDiceLoss
 from polydice.training.mixed import Mixed
-from polydice.training.objective import adapt_kappa, has_kappa, objective, supervised
+from polydice.training.objective import adapt, adaptive, objective, supervised
 from polydice.training.processes import Process
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -62,9 +62,21 @@ def test_coarser_logits_weigh_half_as_much_and_see_every_second_label() -> None:
 
 def test_kappa_is_adapted_wherever_there_is_one() -> None:
     term = TvMFDiceLoss(kappa=1.0)
-    adapt_kappa(2 * term + CrossEntropyLoss(), torch.tensor([1.0, 0.5, float("nan")]))
+    loss = 2 * term + CrossEntropyLoss()
+    adapt(adaptive(loss), torch.tensor([1.0, 0.5, float("nan")]))
     assert term.kappa.tolist() == [32.0, 16.0, 0.0]
-    adapt_kappa(DiceLoss(), torch.tensor([1.0, 0.5]))  # nothing to do
+    assert not adaptive(loss, kappa=False)
+    assert not adaptive(DiceLoss())
+    DiceLoss().adapt([1.0, 0.5])  # nothing to do
+
+
+def test_epsilon_is_adapted_where_it_is_said_to_follow() -> None:
+    still, moving = PolyDice1Loss(0.5), PolyDice1Loss(0.5, follow=0.2)
+    for kappa in (True, False):  # which is another's
+        assert adaptive(still + moving, kappa) == [moving]
+    adapt(adaptive(still + moving), torch.tensor([1.0, 0.5, float("nan")]))
+    assert moving.epsilon.tolist() == [0.2, 0.1, 0.0]
+    assert still.epsilon == 0.5
 
 
 class Twice(nn.Module):
@@ -81,8 +93,7 @@ class Twice(nn.Module):
 def test_kappa_is_adapted_inside_a_loss_of_somebody_elses_too() -> None:
     loss = objective(f"DiceLoss() + {__name__}:Twice()", ALONE)
     assert isinstance(loss, Mixed)
-    assert has_kappa(loss)
-    adapt_kappa(loss, torch.tensor([1.0, 0.5]))
+    adapt(adaptive(loss), torch.tensor([1.0, 0.5]))
     inner = loss.others[0].module
     assert isinstance(inner, Twice)
     assert inner.loss.kappa.tolist() == [32.0, 16.0]
@@ -103,8 +114,7 @@ def test_a_loss_of_another_package_must_know_of_other_processes() -> None:
 
 def test_kappa_is_adapted_beside_a_loss_of_another_package() -> None:
     loss = objective("TvMFDiceLoss(kappa=1.0) + torch.nn:CrossEntropyLoss()", ALONE)
-    assert has_kappa(loss)
-    adapt_kappa(loss, torch.tensor([1.0, 0.5]))
+    adapt(adaptive(loss), torch.tensor([1.0, 0.5]))
     assert isinstance(loss, Mixed)
     assert loss.own.terms[0][1].kappa.tolist() == [32.0, 16.0]
-    assert not has_kappa(objective("torch.nn:CrossEntropyLoss()", ALONE))
+    assert not adaptive(objective("torch.nn:CrossEntropyLoss()", ALONE))

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polydice.kernels.fields import Options
+from polydice.kernels.annotation import merged, refuse_strays, refuse_without_background, unmerged
+from polydice.kernels.entropy import cross_entropy, focal, focal_gradient, surprise_of
+from polydice.kernels.fields import ON_REQUEST, Options
 
 # Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
 # L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
@@ -43,6 +45,8 @@ class Block(NamedTuple):
     weight: Tensor | None  # [b, 1, n]
     spare: list[Tensor]
     line: Tensor  # [b, 1, n], free
+    annotated: Tensor | None  # [b, C, 1]; all of an image of which nothing is: none of its pixels counts
+    given: Tensor  # the logits before classes were merged
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -69,28 +73,39 @@ def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -
     )
 
 
-def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """logits `[B, C, N]`, target `[B, N]` labels or `[B, C, N]` masks, mask `[B, N]` -> sums `[len(want), B, C]`."""
+def forward(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
+    """logits `[B, C, N]`, target `[B, N]` labels or `[B, C, N]` masks, mask `[B, N]`, annotated `[B, C]`
+    -> sums `[len(want), B, C]`."""
     batch, classes, _ = logits.shape
     dtype = sum_dtype(logits.device)
     sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
-    for block in _blocks(logits, target, mask, options):
+    if annotated is not None and options.activation == "softmax":
+        refuse_without_background(annotated, sums)
+    for block in _blocks(logits, target, mask, options, annotated):
         here = sums[:, block.images]
         _refuse_bad_values(block, options.activation, here)
         runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target):
             _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
-    return sums
+        if block.annotated is not None and target.ndim == 2:
+            refuse_strays(block.target, block.annotated, block.weight, here)
+    return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 
 
-def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+def backward(
+    grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
     """The gradient of the logits from that of the sums; the probabilities are computed anew, block by block."""
     result = torch.empty_like(logits)
     slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
-    for block in _blocks(logits, target, mask, options):
+    if annotated is not None:
+        slopes = slopes.masked_fill(~annotated.unsqueeze(-1), 0)
+    for block in _blocks(logits, target, mask, options, annotated):
         slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
-        _logit_gradient(block, slope, options.activation, out=result[block.images, :, block.pixels])
+        _logit_gradient(block, slope, options, out=result[block.images, :, block.pixels])
     return result
 
 
@@ -100,17 +115,26 @@ def bounded(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad if dtype == torch.float64 else grad.clamp(-LARGEST, LARGEST).to(dtype)
 
 
-def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Iterator[Block]:
+def _blocks(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None
+) -> Iterator[Block]:
     batch, classes, count = logits.shape
     if logits.numel() == 0:
         return
-    size = CPU_BLOCK if logits.device.type == "cpu" else ACCELERATOR_BLOCK
+    size = most_elements(logits.device)
     # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
-    lean = mask is None and options.ignore_index is None and target.ndim == 2 and IN_PLACE.issuperset(options.want)
-    if not lean:
+    lean = (
+        mask is None
+        and annotated is None
+        and options.ignore_index is None
+        and target.ndim == 2
+        and IN_PLACE.issuperset(options.want)
+    )
+    if annotated is not None or not set(ON_REQUEST).isdisjoint(options.want):  # more buffers, made when needed
+        size = size // 8
+    elif not lean:
         size = size * 3 // 8
-    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
-    images = _even_share(batch, max(1, size // (classes * pixels)))
+    images, pixels = block_size(batch, classes, count, size)
     buffers = torch.empty(2 if lean else 5, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
     line = buffers.new_empty(images * pixels)
     # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
@@ -120,7 +144,17 @@ def _blocks(logits: Tensor, target: Tensor, mask: Tensor | None, options: Option
     for first in range(0, batch, images):
         for start in range(0, count, pixels):
             here = slice(first, first + images), slice(start, start + pixels)
-            yield _block(*here, logits, target, mask, options, buffers, line, labels)
+            yield _block(*here, logits, target, mask, options, annotated, buffers, line, labels)
+
+
+def most_elements(device: torch.device) -> int:
+    return CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
+
+
+def block_size(batch: int, classes: int, count: int, size: int) -> tuple[int, int]:
+    """Images and pixels of blocks with about `size` elements each, whole runs of pixels."""
+    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
+    return _even_share(batch, max(1, size // (classes * pixels))), pixels
 
 
 def _even_share(count: int, most: int) -> int:
@@ -129,7 +163,7 @@ def _even_share(count: int, most: int) -> int:
 
 
 def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
-           buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
+           annotated: Tensor | None, buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
     x, target = logits[images, :, pixels], target[images, ..., pixels]
     if is_integer(target):
         target = target.long()  # an ignored label need not fit the type of the labels
@@ -137,6 +171,11 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     if options.ignore_index is not None:
         labelled = target != options.ignore_index
         valid = labelled if valid is None else valid & labelled
+    if annotated is not None:
+        annotated = annotated[images].unsqueeze(2)
+        something = annotated.any(1)  # [b, 1]
+        valid = something.expand(-1, x.shape[2]) if valid is None else valid & something
+        annotated = annotated | ~something.unsqueeze(1)
     y, p, *spare = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
     line = line[: x.numel() // x.shape[1]].view(x.shape[0], 1, -1)
     if valid is not None:
@@ -144,13 +183,21 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
         hidden = ~valid
         target = target.masked_fill(hidden if target.ndim == 2 else hidden.unsqueeze(1), 0)
         x = spare[2].copy_(x).masked_fill_(hidden.unsqueeze(1), 0)
+    given = x
+    if annotated is not None:
+        given = x.to(y.dtype, copy=True)
+        x = merged(given, annotated, options.activation)
     _activate(y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
         # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
         torch.eq(line.copy_(target.unsqueeze(1)), labels, out=y)
     else:
         y.copy_(target)
-    return Block(images, pixels, target, x, y, p, weight, spare, line)
+        if annotated is not None and options.activation == "softmax":
+            y[:, 0] += y.masked_fill(annotated, 0).sum(1)
+    if annotated is not None:
+        y.masked_fill_(~annotated, 0)
+    return Block(images, pixels, target, x, y, p, weight, spare, line, annotated, given)
 
 
 def _activate(x: Tensor, activation: str, out: Tensor) -> None:
@@ -210,7 +257,11 @@ def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
     if "intersection" in want:
         yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
-        yield "cross_entropy", _cross_entropy(block, options.activation)
+        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare)
+    if "focal" in want:
+        yield "focal", focal(block.x, y, p, options)
+    if "uniform" in want:
+        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block))
     if "error_sq" in want:
         yield "error_sq", y.sub_(p).square_()
     if "prediction_sq" in want:
@@ -226,32 +277,25 @@ def _runs(values: Tensor, block: Block) -> Tensor:
     return runs if whole == values.shape[2] else torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
 
 
-def _cross_entropy(block: Block, activation: str) -> Tensor:
-    """-y log p (softmax) or the binary one (sigmoid), from the logits: exact where p underflows."""
-    y, (entropy, positive, other) = block.y, block.spare
-    x = block.x if block.x.dtype == y.dtype else other.copy_(block.x)
-    if activation == "softmax":
-        # The largest p is 1 / sum exp(x - max x): the logarithm of the sum needs no second exponential.
-        torch.sub(x.amax(1, keepdim=True), x, out=entropy).sub_(block.p.amax(1, keepdim=True).log_())
-        infinite = _perhaps_infinite(entropy)
-        entropy.mul_(y)
-        return entropy.masked_fill_(y == 0, 0) if infinite else entropy
-    if _perhaps_infinite(torch.abs(x, out=entropy)):
-        share = torch.where(x > 0, 1 - y, y)  # of |x|
-        return (entropy * share).masked_fill_(share == 0, 0).add_(entropy.neg_().exp_().log1p_())
-    # max(x, 0) - xy first: it is often 0, and the logarithm then keeps its digits.
-    torch.clamp(x, min=0, out=positive).addcmul_(x, y, value=-1)
-    return entropy.neg_().exp_().log1p_().add_(positive)
+def _classes(block: Block) -> Tensor | int:
+    return block.p.shape[1] if block.annotated is None else block.annotated.sum(1, keepdim=True)
 
 
-def _perhaps_infinite(values: Tensor) -> bool:
-    """Whether a product with 0 may not be 0. On a CPU that is looked up, elsewhere it would mean to wait."""
-    return values.device.type != "cpu" or bool(values.amax() == torch.inf)
+def _gradient_on_request(block: Block, slope: dict[str, Tensor], options: Options) -> Tensor | None:
+    found = None
+    if "focal" in slope:
+        found = focal_gradient(block.x, block.y, block.p, slope["focal"], options)
+    if "uniform" in slope:
+        each = slope["uniform"] / _classes(block)
+        uniform = block.p * each.sum(1, keepdim=True) - each
+        found = uniform if found is None else found.add_(uniform)
+    return found
 
 
-def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out: Tensor) -> None:
+def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, out: Tensor) -> None:
     """The gradient of the logits, given the slope of the loss in every sum, `[b, C, 1]` each."""
-    p, weight = block.p, block.weight
+    p, weight, activation = block.p, block.weight, options.activation
+    more = _gradient_on_request(block, slope, options)
     # The gradient of cross-entropy joins after the activation: there it needs no division by p.
     wanted = None
     if "cross_entropy" in slope:
@@ -269,6 +313,10 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], activation: str, out
         h.mul_(p).mul_(p.neg_().add_(1))
         if wanted is not None:
             h.sub_(wanted)
+    if more is not None:
+        h.add_(more)
+    if block.annotated is not None:
+        h = unmerged(h, block.x, block.given, block.annotated, activation)
     out.copy_(h if weight is None else h.mul_(weight))
 
 

@@ -19,10 +19,16 @@ class PixelSums(NamedTuple):
     error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
     cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
     pixels: Tensor = _UNWANTED  # pixels not ignored
+    focal: Tensor = _UNWANTED  # Σ −y·(1 − ŷ)^γ·log ŷ (softmax), and of sigmoid also Σ −(1 − y)·ŷ^γ·log(1 − ŷ)
+    uniform: Tensor = _UNWANTED  # Σ −log ŷ / C (softmax): the cross-entropy of a target that does not know
+    annotated: Tensor | None = None  # booleans: which classes were annotated there; None: all of them
     labels: bool = True  # whether the target was class labels (else masks)
 
 
-FIELDS = PixelSums._fields[:-1]  # the sums; kernels number them in this order
+SUMS = PixelSums._fields[:-2]  # kernels number them in this order
+ON_REQUEST = ("focal", "uniform")
+FIELDS = tuple(name for name in SUMS if name not in ON_REQUEST)  # the sums that come unasked
+FROM_LOGITS = ("cross_entropy", *ON_REQUEST)
 ACTIVATIONS = ("softmax", "sigmoid", "none")  # kernels number these too
 IMPLEMENTATIONS = ("auto", "fused", "eager")
 
@@ -33,6 +39,7 @@ class Options(NamedTuple):
     activation: str
     ignore_index: int | None
     want: tuple[str, ...]
+    gamma: float = 0.0  # of the focal sum
 
 
 class Form(NamedTuple):
@@ -41,3 +48,4 @@ class Form(NamedTuple):
     kind: str  # one of fused.KINDS
     numbers: tuple[float, ...]  # four, in the order in which the formula reads them
     coefficients: tuple[float, ...] = ()  # of a polynomial
+    added: str = ""  # a buffer of the loss, one number or one per class: what is added to the first coefficient

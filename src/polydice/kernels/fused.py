@@ -14,13 +14,13 @@ import triton
 from torch import Tensor
 
 from polydice.kernels.eager import flatten, sum_dtype
-from polydice.kernels.fields import ACTIVATIONS, FIELDS, Form, Options
+from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Form, Options
 from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.tiles import fitting, resident, tile
 from polydice.kernels.triton import pass_backward, pass_forward
 
-KINDS = ("polynomial", "ratio", "overlap", "entropy")
+KINDS = ("polynomial", "ratio", "overlap", "entropy", "focal")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 MOST_PARTIALS = 1 << 14  # that it adds up by itself
 GATHERED = 8192  # of them at a time
@@ -43,6 +43,7 @@ class Formula(NamedTuple):
     mean: bool  # over images and classes, else their sum
     over_batch: bool
     weighted: bool  # whether there are weights of classes
+    each_added: bool = False  # whether what is added to coefficients is one number per class
 
 
 class PixelLaunches(NamedTuple):
@@ -63,8 +64,10 @@ class LossLaunches(NamedTuple):
     options: Options
     labels: bool
 
-    def __call__(self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
-        loss: Tensor = FusedLoss.apply(logits, target, mask, weights, self)  # type: ignore[no-untyped-call]
+    def __call__(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None
+    ) -> Tensor:
+        loss: Tensor = FusedLoss.apply(logits, target, mask, weights, added, self)  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -103,8 +106,9 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, launches: LossLaunches
-    ) -> Tensor:
+        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
+        launches: LossLaunches,
+    ) -> Tensor:  # fmt: skip
         device = logits.device
         if weights is not None and (weights.device != device or weights.dtype != torch.float64):
             raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
@@ -114,7 +118,10 @@ class FusedLoss(torch.autograd.Function):
             launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
             if launches.gather is not None:
                 launches.gather(stream, space)
-            launches.tail(stream, space, space if weights is None else weights, loss)
+            nothing = space
+            launches.tail(
+                stream, space, nothing if weights is None else weights, nothing if added is None else added, loss
+            )
         ctx.launches, ctx.memory = launches, _memory(logits, target, mask)
         ctx.save_for_backward(logits, target, mask, space)
         return loss
@@ -124,13 +131,14 @@ class FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, mask, space = ctx.saved_tensors
+        others = (None,) * 5
         if ctx.memory != _memory(logits, target, mask):
-            return _backward_of_copies(ctx.launches, grad, logits, target, mask, space), None, None, None, None
+            return _backward_of_copies(ctx.launches, grad, logits, target, mask, space), *others
         result = torch.empty_like(logits)
         over_pixels = ctx.launches.over_pixels
         with current_stream(logits.device) as stream:
             over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
-        return result, None, None, None, None
+        return result, *others
 
 
 def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:
@@ -217,7 +225,8 @@ def _launch(
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
     half, channels_last, entropy = logits.dtype.itemsize == 2, logits.strides[1] == 1, "cross_entropy" in options.want
-    shape = tile(classes, count, half, channels_last, entropy, backward)
+    logarithms = not set(FROM_LOGITS).isdisjoint(options.want)
+    shape = tile(classes, count, half, channels_last, logarithms, backward)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
@@ -230,7 +239,7 @@ def _launch(
         "LABELS": not channel,
         "HAS_MASK": mask is not None,
         "HAS_IGNORE": options.ignore_index is not None,
-        "WANT": tuple(FIELDS.index(name) for name in options.want),
+        "WANT": tuple(SUMS.index(name) for name in options.want),
         "LUMP": lump,
         "EVEN": count % block.pixels == 0,
         "FULL": classes == block.groups * block.classes,
@@ -240,17 +249,19 @@ def _launch(
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
         "STAGES": block.stages,
+        "ON_REQUEST": not set(ON_REQUEST).isdisjoint(options.want),
     }
     if backward:
         wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": entropy}
         return Launch(
-            pass_backward, batch * programs, (*numbers, *result.strides), constants | wanted | {"HAS_SCALE": scaled},
-            logits.device, num_warps=block.warps, maxnreg=block.registers,
+            pass_backward, batch * programs, (*numbers, *result.strides, options.gamma),
+            constants | wanted | {"HAS_SCALE": scaled}, logits.device,
+            num_warps=block.warps, maxnreg=block.registers,
         )  # fmt: skip
     levels = (len(options.want) * block.groups - 1).bit_length()
     return Launch(
-        pass_forward, batch * programs, (offset, *numbers), constants | {"LEVELS": levels}, logits.device,
-        num_warps=block.warps, maxnreg=block.registers,
+        pass_forward, batch * programs, (offset, *numbers, options.gamma), constants | {"LEVELS": levels},
+        logits.device, num_warps=block.warps, maxnreg=block.registers,
     )  # fmt: skip
 
 
@@ -264,6 +275,7 @@ def _tail(
     device: torch.device,
 ) -> Launch:  # fmt: skip
     terms, forms = formula.terms, [term.form for term in formula.terms]
+    rows_added = list(accumulate(bool(form.added) for form in forms))
     rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
     cells = min(1024, triton.next_power_of_2(len(options.want) * batch * classes))
     constants = {
@@ -271,6 +283,8 @@ def _tail(
         "NUMBERS": tuple(float(number) for form in forms for number in form.numbers),
         "COEFFICIENTS": (*(value for form in forms for value in form.coefficients), 0.0),  # never empty
         "BOUNDS": tuple(accumulate((len(form.coefficients) for form in forms), initial=0)),
+        "ADDED": tuple(row - 1 if form.added else -1 for form, row in zip(forms, rows_added, strict=True)),
+        "EACH_ADDED": formula.each_added,
         "FACTOR": tuple(term.factor for term in terms),
         "BACKGROUND": tuple(int(term.background) for term in terms),
         "SKIP": tuple(int(term.skip_absent) for term in terms),
@@ -291,4 +305,4 @@ def _tail(
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:
-    return {name.upper(): want.index(name) if name in want else -1 for name in FIELDS}
+    return {name.upper(): want.index(name) if name in want else -1 for name in SUMS}

@@ -4,7 +4,8 @@ An operator, so that a tracer sees one node: the loop over blocks is not unrolle
 which depend on data, do not break the graph. Backward is an operator of its own that keeps nothing but the inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,35 +15,50 @@ from torch.autograd import forward_ad
 from polydice.kernels import eager
 from polydice.kernels.fields import Options
 
-_INPUTS = "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused"
-_library = torch.library.Library("polydice", "DEF")
-_library.define(f"pixel_sums({_INPUTS}) -> Tensor")
-_library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
+_INPUTS = (
+    "Tensor logits, Tensor target, Tensor? mask, str activation, int? ignore_index, str[] want, bool fused, "
+    "float gamma=0.0, Tensor? annotated=None"
+)
+library = torch.library.Library("polydice", "DEF")
+library.define(f"pixel_sums({_INPUTS}) -> Tensor")
+library.define(f"pixel_sums_backward(Tensor grad, {_INPUTS}) -> Tensor")
 
 
 def _forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-             want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    sums: Tensor = _kernels(fused).forward(logits, target, mask, Options(activation, ignore_index, tuple(want)))
-    return sums
+             want: Sequence[str], fused: bool, gamma: float = 0.0,
+             annotated: Tensor | None = None) -> Tensor:  # fmt: skip
+    return forward(fused, logits, target, mask, Options(activation, ignore_index, tuple(want), gamma), annotated)
 
 
 def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, activation: str,
-              ignore_index: int | None, want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
-    options = Options(activation, ignore_index, tuple(want))
-    gradient: Tensor = _kernels(fused).backward(grad, logits, target, mask, options)
-    return gradient
+              ignore_index: int | None, want: Sequence[str], fused: bool, gamma: float = 0.0,
+              annotated: Tensor | None = None) -> Tensor:  # fmt: skip
+    options = Options(activation, ignore_index, tuple(want), gamma)
+    return backward(fused, grad, logits, target, mask, options, annotated)
 
 
-def _kernels(fused: bool) -> Any:
-    if fused:
-        from polydice.kernels import fused as kernels
+def forward(fused: bool, *inputs: Any) -> Tensor:
+    """`eager.forward`, or the fused one of the same inputs."""
+    *known, annotated = inputs
+    if not fused or annotated is not None:  # of which the fused kernels do not know
+        return eager.forward(*inputs)
+    from polydice.kernels import fused as kernels
 
-        return kernels
-    return eager
+    return kernels.forward(*known)
+
+
+def backward(fused: bool, *inputs: Any) -> Tensor:
+    *known, annotated = inputs
+    if not fused or annotated is not None:
+        return eager.backward(*inputs)
+    from polydice.kernels import fused as kernels
+
+    return kernels.backward(*known)
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,
-                  want: Sequence[str], fused: bool) -> Tensor:  # fmt: skip
+                  want: Sequence[str], fused: bool, gamma: float = 0.0,
+                  annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     return logits.new_empty((len(want), *logits.shape[:2]), dtype=eager.sum_dtype(logits.device))
 
 
@@ -51,63 +67,58 @@ def _fake_backward(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, target, mask, *ctx.options = inputs
-    ctx.save_for_backward(logits, target, mask)
+    logits, target, mask, *ctx.options, annotated = inputs
+    ctx.save_for_backward(logits, target, mask, annotated)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    gradient = torch.ops.polydice.pixel_sums_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return gradient, None, None, None, None, None, None
+def _gradients(backward: Callable[..., Tensor], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, annotated = ctx.saved_tensors
+    return backward(grad, *tensors, *ctx.options, annotated), *[None] * (3 + len(ctx.options))
 
 
 def _refuse(ctx: Any, *_: Any) -> Any:
     raise RuntimeError("polydice's losses can be differentiated once, backwards: not twice, and not forwards")
 
 
-class _Sums(torch.autograd.Function):
-    """The operator for the transforms of `torch.func`, which do not see through its own registration."""
+def register(name: str, forward: Callable[..., Any], backward: Callable[..., Any], fakes: Sequence[Callable[..., Any]],
+             save: Callable[..., None], gradients: Callable[..., Any]) -> Callable[..., Tensor]:  # fmt: skip
+    """Makes the operator `name`, and `name_backward`, of what they compute. `save` keeps its inputs, and `gradients`
+    calls the operator that it is given to make the inputs' gradients.
 
-    generate_vmap_rule = True
-    setup_context = staticmethod(_save)
-    jvp = staticmethod(_refuse)
+    What is returned is the operator. Under `torch.func.grad` and `vmap` it is differentiable too, and refuses forward
+    mode, which would silently take it for a constant.
+    """
+    for operator, real, fake in zip((name, f"{name}_backward"), (forward, backward), fakes, strict=True):
+        library.impl(operator, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"polydice::{operator}", fake, lib=library)
+    there, back = getattr(torch.ops.polydice, name), getattr(torch.ops.polydice, f"{name}_backward")
+    differentiate = partial(gradients, back)
+    torch.library.register_autograd(f"polydice::{name}", differentiate, setup_context=save, lib=library)
+    torch.library.register_autograd(f"polydice::{name}_backward", _refuse, lib=library)
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return torch.ops.polydice.pixel_sums(*inputs)  # type: ignore[no-any-return]
+    class Gradient(torch.autograd.Function):
+        generate_vmap_rule = True
+        forward = staticmethod(lambda *inputs: back(*inputs))
+        backward = jvp = staticmethod(_refuse)
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Gradient.apply(grad, *ctx.saved_tensors, *ctx.options), *[None] * 6  # type: ignore[no-untyped-call]
+    class Sums(torch.autograd.Function):
+        """The operator for the transforms of `torch.func`, which do not see through its own registration."""
 
+        generate_vmap_rule = True
+        forward = staticmethod(lambda *inputs: there(*inputs))
+        backward = staticmethod(partial(gradients, Gradient.apply))
+        setup_context = staticmethod(save)
+        jvp = staticmethod(_refuse)
 
-class _Gradient(torch.autograd.Function):
-    generate_vmap_rule = True
-    backward = jvp = staticmethod(_refuse)
+    def call(*inputs: Any) -> Tensor:
+        if not torch.compiler.is_compiling() and (
+            torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        ):
+            return Sums.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+        return there(*inputs)  # type: ignore[no-any-return]
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return torch.ops.polydice.pixel_sums_backward(*inputs)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-
-def pixel_sums(*inputs: Any) -> Tensor:
-    """The operator. Under `torch.func.grad` and `vmap` it is differentiable too, and refuses forward mode, which would
-    silently take it for a constant."""
-    if not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    ):
-        return _Sums.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
-    return torch.ops.polydice.pixel_sums(*inputs)  # type: ignore[no-any-return]
+    return call
 
 
-for _name, _real, _fake in (
-    ("pixel_sums", _forward, _fake_forward),
-    ("pixel_sums_backward", _backward, _fake_backward),
-):
-    _library.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"polydice::{_name}", _fake, lib=_library)
-torch.library.register_autograd("polydice::pixel_sums", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("polydice::pixel_sums_backward", _refuse, lib=_library)
+pixel_sums = register("pixel_sums", _forward, _backward, (_fake_forward, _fake_backward), _save, _gradients)

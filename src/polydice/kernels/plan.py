@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from polydice.kernels import op
-from polydice.kernels.eager import flatten, is_integer
-from polydice.kernels.fields import FIELDS, Form, Options, PixelSums
+from polydice.kernels.eager import flatten
+from polydice.kernels.fields import SUMS, Form, Options, PixelSums
+from polydice.kernels.inputs import check_annotated, check_inputs
 
 if TYPE_CHECKING:
     from polydice.kernels.fused import LossLaunches
@@ -27,11 +29,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter 
 MOST_PLANS = 1024
 _PLANS: dict[Any, "Plan"] = {}
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_NO_BUFFER = torch.empty(0)  # somebody has made the weights a parameter
+_NO_BUFFER = torch.empty(0)  # somebody has made it a parameter
+_COPIES: WeakKeyDictionary[Any, tuple[Tensor, int, Tensor]] = WeakKeyDictionary()  # of a loss: see `_on`
 
 
 class Term(NamedTuple):
-    """All of a loss that its plan depends on, but for its weights."""
+    """All of a loss that its plan depends on, but for its buffers."""
 
     want: tuple[str, ...]  # the sums it reads
     form: Form | None  # as kernels/tail.py computes it; None if only torch can
@@ -43,6 +46,7 @@ class Term(NamedTuple):
     batch: bool | None  # None: from each image's sums it is the same as from their total
     background: bool
     skip_absent: bool
+    gamma: float | None  # of the focal sum, if it reads that
 
 
 class LossLike(Protocol):
@@ -52,6 +56,7 @@ class LossLike(Protocol):
     activation: str
     ignore_index: int | None
     impl: str
+    gamma: float
     weight: Tensor | None
     _buffers: dict[str, Tensor | None]
 
@@ -72,29 +77,39 @@ class Plan(NamedTuple):
     fused: bool  # whether the fused kernels make the sums
     launches: "LossLaunches | None" = None  # where they make the whole loss
 
-    def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in."""
-        activation, ignore_index, want = self.options
+    def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None) -> Tensor:
+        """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in, `with_annotated`."""
+        activation, ignore_index, want, gamma = self.options
         flat = flatten(logits, target, mask, self.labels)
-        return op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused)
+        sums = op.pixel_sums(*flat, activation, ignore_index, list(want), self.fused, gamma, annotated)
+        return with_annotated(sums, annotated)
 
     def unstack(self, stacked: Tensor) -> PixelSums:
-        return PixelSums(**dict(zip(self.options.want, stacked.unbind(), strict=True)), labels=self.labels)
+        want, rows = self.options.want, stacked.unbind()
+        annotated = rows[-1] > 0 if len(rows) > len(want) else None
+        return PixelSums(**dict(zip(want, rows, strict=False)), annotated=annotated, labels=self.labels)
 
 
-def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
+def with_annotated(sums: Tensor, annotated: Tensor | None) -> Tensor:
+    """Last, where that is given, 1 for each class that is annotated: it is added up like the sums."""
+    return sums if annotated is None else torch.cat([sums, annotated.to(sums.dtype).unsqueeze(0)])
+
+
+def plan_loss(
+    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None
+) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
-    if not _are_plain(logits, target, mask):
-        return _plan_terms(terms, logits, target, mask)
+    if annotated is not None or not _are_plain(logits, target, mask):
+        return plan_terms(terms, logits, target, mask, annotated)
     key = (
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
-        *[(factor, loss.term(), _weight_kind(loss)) for factor, loss in terms],
+        *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms],
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
-        plan = _plan_terms(terms, logits, target, mask)
+        plan = plan_terms(terms, logits, target, mask)
         plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
@@ -102,10 +117,29 @@ def plan_loss(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None)
     return plan
 
 
-def plan_sums(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, impl: str) -> Plan:
+def plan_terms(
+    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None
+) -> Plan:
+    """How to make the sums that these losses read. Raises where they cannot be made of such tensors."""
+    losses = [loss for _, loss in terms]
+    check_agreement(("impl", "process_group"), losses)
+    wanted = {name for loss in losses for name in loss.want}
+    want = tuple(name for name in SUMS if name in wanted)
+    first, (gamma, *_) = losses[0], [*focal_gammas(losses), 0.0]
+    options = Options(first.activation, first.ignore_index, want, gamma)
+    return plan_sums(logits, target, mask, options, first.impl, annotated)
+
+
+def plan_sums(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, impl: str, annotated: Tensor | None = None
+) -> Plan:
     """How to make the sums alone. Raises where they cannot be made of such tensors."""
-    labels = _check(logits, target, mask, options)
-    obstacle = fused_obstacle(logits)
+    labels = check_inputs(logits, target, mask, options)
+    if annotated is None:
+        obstacle = fused_obstacle(logits)
+    else:
+        check_annotated(annotated, logits)
+        obstacle = "with annotated there is the plain pass only, impl='auto' or 'eager'"
     if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
         warn_without_triton()
     if impl == "fused" and obstacle:
@@ -158,6 +192,14 @@ def check_agreement(options: Sequence[str], losses: Sequence[object]) -> None:
             raise ValueError(f"the terms of a sum must agree in {option}: {values}")
 
 
+def focal_gammas(losses: Sequence[LossLike]) -> list[float]:
+    """The γ of the focal sum, if any loss reads it. A pass makes one such sum."""
+    found = sorted({loss.gamma for loss in losses if "focal" in loss.want})
+    if len(found) > 1:
+        raise ValueError(f"the focal losses of a sum must agree in gamma: {found}")
+    return found
+
+
 def stacked_weights(terms: Terms) -> Tensor | None:
     """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
     weights = [_weight(loss) for _, loss in terms]
@@ -168,15 +210,47 @@ def stacked_weights(terms: Terms) -> Tensor | None:
     return torch.stack([weight.to(torch.float64) for weight in each])
 
 
+def added_numbers(terms: Terms, device: torch.device) -> Tensor | None:
+    """What is added to coefficients of the terms, those that have something to add: `[terms, C]` in float64, or
+    `[terms]` where each is one number."""
+    found = [_on(device, loss) for _, loss in terms if _added(loss) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return torch.stack(torch.broadcast_tensors(*found))
+
+
+def _on(device: torch.device, loss: LossLike) -> Tensor:
+    """What a loss adds, on this device. A number that is elsewhere, since nobody has moved the loss, is copied there
+    once, and again when it has changed: every copy would wait for the device."""
+    added = _added(loss)
+    assert added is not None
+    if added.device == device:
+        return added.to(torch.float64).contiguous()
+    origin, version, copy = _COPIES.get(loss, (None, 0, _NO_BUFFER))
+    now = 0 if added.is_inference() else added._version
+    if origin is not added or version != now or copy.device != device:
+        copy = added.to(device, torch.float64)
+        _COPIES[loss] = added, now, copy
+    return copy
+
+
+def _added(loss: LossLike) -> Tensor | None:
+    form = loss.term().form
+    return None if form is None or not form.added else _buffer(loss, form.added)
+
+
 def _weight(loss: LossLike) -> Tensor | None:
-    """`loss.weight`. nn.Module's own lookup of a buffer takes longer than that of a plan."""
-    found = loss._buffers.get("weight", _NO_BUFFER)
-    return loss.weight if found is _NO_BUFFER else found
+    return _buffer(loss, "weight")
 
 
-def _weight_kind(loss: LossLike) -> tuple[torch.Size, torch.device, bool] | None:
-    weight = _weight(loss)
-    return None if weight is None else (weight.shape, weight.device, weight.requires_grad)
+def _buffer(loss: LossLike, name: str) -> Tensor | None:
+    """An attribute. nn.Module's own lookup of a buffer takes longer than that of a plan."""
+    found = loss._buffers.get(name, _NO_BUFFER)
+    return getattr(loss, name) if found is _NO_BUFFER else found
+
+
+def _kind(numbers: Tensor | None) -> tuple[torch.Size, torch.device, bool] | None:
+    return None if numbers is None else (numbers.shape, numbers.device, numbers.requires_grad)
 
 
 def _are_plain(logits: object, target: object, mask: object) -> bool:
@@ -193,20 +267,12 @@ def _are_plain(logits: object, target: object, mask: object) -> bool:
     )
 
 
-def _plan_terms(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None) -> Plan:
-    losses = [loss for _, loss in terms]
-    check_agreement(("impl", "process_group"), losses)
-    wanted = {name for loss in losses for name in loss.want}
-    want = tuple(name for name in FIELDS if name in wanted)
-    first = losses[0]
-    return plan_sums(logits, target, mask, Options(first.activation, first.ignore_index, want), first.impl)
-
-
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
     that the kernels cannot address as they lie, and more classes than their last step takes."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
+    added = [_added(loss) for _, loss in terms]
     forms = [term.form for term in each if term.form is not None]
     batch = {term.batch for term in each} - {None}
     first = each[0]
@@ -218,7 +284,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         or first.activation == "none"
         or first.group is not None
         or logits.numel() == 0
-        or any(weight is not None and weight.requires_grad for weight in weights)
+        or any(numbers is not None and numbers.requires_grad for numbers in weights + added)
     ):
         return None
     for _, loss in terms:
@@ -233,6 +299,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         mean=first.reduction == "mean",
         over_batch=True in batch,
         weighted=any(weight is not None for weight in weights),
+        each_added=any(numbers is not None and numbers.ndim > 0 for numbers in added),
     )
     options = plan.options._replace(want=_distinct(plan.options, plan.labels))
     return loss_launches(
@@ -248,49 +315,4 @@ def _distinct(options: Options, labels: bool) -> tuple[str, ...]:
     found = {"target" if name == "target_sq" else name for name in options.want}
     if options.activation == "softmax" and "target" in found:
         found -= {"pixels"}
-    return tuple(name for name in FIELDS if name in found)
-
-
-def _check(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> bool:
-    """Whether the target is labels, decided by shape and type alone. Raises on what is neither labels nor masks."""
-    for name, value in (("logits", logits), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor: {type(value).__name__}")
-    if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError(f"mask must be a tensor: {type(mask).__name__}; torch.as_tensor makes one")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating: {_show(logits, target)}")
-    if logits.ndim < 2:
-        raise ValueError(f"logits must be [B, C, *spatial]: {_show(logits, target)}")
-    if target.device != logits.device or (mask is not None and mask.device != logits.device):
-        others = f"target on {target.device}" + ("" if mask is None else f", mask on {mask.device}")
-        raise ValueError(f"logits are on {logits.device}, {others}")
-    batch, classes, *spatial = logits.shape
-    if classes == 0:
-        raise ValueError(f"logits have no channel: {_show(logits, target)}")
-    if options.activation == "softmax" and classes == 1:
-        raise ValueError(f"a softmax over one channel is always 1; use activation='sigmoid': {_show(logits, target)}")
-    integer = is_integer(target)
-    plane = ([batch, *spatial], [batch, 1, *spatial])
-    labels = integer and list(target.shape) in plane and (classes == 1 or target.shape != logits.shape)
-    if not labels and (target.shape != logits.shape or target.is_complex()):
-        hint = "" if integer or list(target.shape) not in plane else "; class labels must be integers: target.long()"
-        raise ValueError(
-            f"target must be integer labels [B, *spatial] or [B, 1, *spatial], or masks of the logits' shape: "
-            f"{_show(logits, target)}{hint}"
-        )
-    if not labels and options.ignore_index is not None:
-        raise ValueError(
-            f"ignore_index={options.ignore_index} needs labels; pass mask= to leave out pixels of masks: "
-            f"{_show(logits, target)}"
-        )
-    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask must be boolean, or floating to weigh pixels: {_show(logits, target, mask)}")
-    if mask is not None and list(mask.shape) not in plane:
-        raise ValueError(f"mask must be [B, *spatial] or [B, 1, *spatial]: {_show(logits, target, mask)}")
-    return labels
-
-
-def _show(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> str:
-    given = {"logits": logits, "target": target} | ({} if mask is None else {"mask": mask})
-    return ", ".join(f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in given.items())
+    return tuple(name for name in SUMS if name in found)

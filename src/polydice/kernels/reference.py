@@ -18,8 +18,10 @@ def pixel_sums(
     activation: str = "softmax",
     ignore_index: int | None = None,
     mask: Tensor | None = None,
+    gamma: float | None = None,
 ) -> PixelSums:
-    """As `polydice.pixel_sums`: all sums that the activation allows, in the type of the logits.
+    """As `polydice.pixel_sums`: all sums that the activation allows, in the type of the logits; with γ also those that
+    are made on request.
 
     >>> logits = torch.tensor([[[2.0, -1.0], [0.0, 1.0]]])  # one image, two classes, two pixels
     >>> pixel_sums(logits, torch.tensor([[0, 1]])).intersection
@@ -48,11 +50,18 @@ def pixel_sums(
 
     sums = PixelSums(labels=labels)
     if activation == "softmax":
-        p = x.softmax(1)
-        sums = sums._replace(cross_entropy=total(torch.where(y == 0, 0, -y * x.log_softmax(1))))
+        p, log_p = x.softmax(1), x.log_softmax(1)
+        sums = sums._replace(cross_entropy=total(torch.where(y == 0, 0, -y * log_p)))
+        if gamma is not None:
+            focal = torch.where(y == 0, 0, -y * (1 - p) ** gamma * log_p)
+            sums = sums._replace(focal=total(focal), uniform=total(-log_p / classes))
     elif activation == "sigmoid":
         p = x.sigmoid()
         sums = sums._replace(cross_entropy=total(F.binary_cross_entropy_with_logits(x, y, reduction="none")))
+        if gamma is not None:
+            found = torch.where(y == 0, 0, -y * (1 - p) ** gamma * F.logsigmoid(x))
+            spared = torch.where(y == 1, 0, -(1 - y) * p**gamma * F.logsigmoid(-x))
+            sums = sums._replace(focal=total(found + spared))
     else:
         p = x
     return sums._replace(

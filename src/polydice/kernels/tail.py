@@ -11,7 +11,7 @@ from polydice import geometry
 from polydice.kernels.pixels import begin
 from polydice.kernels.triton import bounded
 
-POLYNOMIAL, RATIO, OVERLAP, ENTROPY = (tl.constexpr(kind) for kind in range(4))
+POLYNOMIAL, RATIO, OVERLAP, ENTROPY, FOCUSED = (tl.constexpr(kind) for kind in range(5))  # as in fused.KINDS
 
 
 TINY = tl.constexpr(geometry.TINY)
@@ -43,10 +43,11 @@ def _inverse_root(square):
 
 @triton.jit
 def _polynomial(
-    a, b, e, smooth, DETACHED: tl.constexpr, COEFFICIENTS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    SERIES: tl.constexpr,
+    a, b, e, smooth, added, DETACHED: tl.constexpr, COEFFICIENTS: tl.constexpr, FIRST: tl.constexpr,
+    LAST: tl.constexpr, ADDED: tl.constexpr, SERIES: tl.constexpr,
 ):  # fmt: skip
-    """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py."""
+    """PolyDice: the loss, and its slopes in b and e. The names are those of geometry.py. ADDED: the first coefficient
+    is larger by `added`, which comes with every call."""
     root_a = a * _inverse_root(a)
     of_root = _inverse_root(b)
     root_b = b * of_root
@@ -79,6 +80,9 @@ def _polynomial(
     for k in tl.static_range(LAST - FIRST):
         q_t = q_t * t + q + COEFFICIENTS[LAST - 1 - k]
         q = (q + COEFFICIENTS[LAST - 1 - k]) * t
+    if ADDED:
+        q += added * t
+        q_t += added
     slope = (1 - lost) * q_t * t_x
     return lost + (1 - lost) * q, lost_b * (1.0 if DETACHED else 1 - q) + slope * x_b, slope * x_e
 
@@ -149,22 +153,26 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
 
 @triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))
 def tail(
-    space, weights, loss, room, batch, classes, programs,
+    space, weights, added, loss, room, batch, classes, programs,
     KIND: tl.constexpr, NUMBERS: tl.constexpr, COEFFICIENTS: tl.constexpr, BOUNDS: tl.constexpr,
+    ADDED: tl.constexpr, EACH_ADDED: tl.constexpr,
     FACTOR: tl.constexpr, BACKGROUND: tl.constexpr, SKIP: tl.constexpr,
     MEAN: tl.constexpr, LABELS: tl.constexpr, SIGMOID: tl.constexpr, WEIGHTS: tl.constexpr, OVER_BATCH: tl.constexpr,
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
+    FOCAL: tl.constexpr, UNIFORM: tl.constexpr,
     SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """weights `[terms, C]` and, in `space`, partial sums (BLOCK_P = 0: sums) -> the loss and, in `space`, its slopes.
+    """weights `[terms, C]`, what is added to first coefficients, and, in `space`, partial sums (BLOCK_P = 0: sums) ->
+    the loss and, in `space`, its slopes.
 
     The space holds the slopes `[fields, B, C]`, from `room` on as many sums in float64, and from three times `room` on
     the partial sums `[programs, fields, B, C]`; all but the sums are float32.
 
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
-    describe the terms of a weighted sum of losses.
+    describe the terms of a weighted sum of losses. ADDED is the place of each term in `added` `[terms, C]`, or
+    `[terms]` if not EACH_ADDED; -1: it has none.
     """
     begin(AHEAD)
     sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
@@ -181,6 +189,8 @@ def tail(
     e = _read(sums, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
     entropy = _read(sums, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
     pixels = _read(sums, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
+    focal = _read(sums, batch, classes, FOCAL, OVER_BATCH, BLOCK_B, BLOCK_C)
+    uniform = _read(sums, batch, classes, UNIFORM, OVER_BATCH, BLOCK_B, BLOCK_C)
     channel = tl.arange(0, BLOCK_C)[None, :]
     inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
     if OVER_BATCH:
@@ -191,6 +201,8 @@ def tail(
     of_b = tl.zeros_like(i)
     of_e = tl.zeros_like(i)
     of_entropy = tl.zeros_like(i)
+    of_focal = tl.zeros_like(i)
+    of_uniform = tl.zeros_like(i)
     for n in tl.static_range(len(KIND)):
         counted = inside & (channel >= (0 if BACKGROUND[n] else 1))
         weight = counted.to(tl.float64)
@@ -200,9 +212,16 @@ def tail(
             weight = tl.where((truth if TARGET >= 0 else a) < TINY, 0.0, weight)
         count = weight
         if KIND[n] == POLYNOMIAL:
+            more = tl.zeros((1, 1), tl.float64)
+            if ADDED[n] >= 0:
+                if EACH_ADDED:
+                    more = tl.load(added + ADDED[n] * classes + channel, mask=channel < classes, other=0.0)
+                else:
+                    more += tl.load(added + ADDED[n])
             each, each_b, each_e = _polynomial(
-                a, b, e, NUMBERS[4 * n], NUMBERS[4 * n + 1] != 0, COEFFICIENTS, BOUNDS[n], BOUNDS[n + 1], SERIES
-            )
+                a, b, e, NUMBERS[4 * n], more, NUMBERS[4 * n + 1] != 0, COEFFICIENTS, BOUNDS[n], BOUNDS[n + 1],
+                ADDED[n] >= 0, SERIES,
+            )  # fmt: skip
         elif KIND[n] == RATIO:
             each_e = _inverse(a + b + NUMBERS[4 * n])
             each = e * each_e
@@ -212,7 +231,12 @@ def tail(
                 i, p, truth, NUMBERS[4 * n], NUMBERS[4 * n + 1], NUMBERS[4 * n + 2], NUMBERS[4 * n + 3],
             )  # fmt: skip
         else:
-            each = entropy + NUMBERS[4 * n] * (truth - i + (p - i if SIGMOID else 0.0))
+            if KIND[n] == FOCUSED:
+                each = focal
+            elif NUMBERS[4 * n + 1] != 0:
+                each = (1 - NUMBERS[4 * n + 1]) * entropy + NUMBERS[4 * n + 1] * uniform
+            else:
+                each = entropy + NUMBERS[4 * n] * (truth - i + (p - i if SIGMOID else 0.0))
             if SIGMOID:
                 count = tl.where(counted, pixels, 0.0)
             elif LABELS:
@@ -231,6 +255,11 @@ def tail(
         elif KIND[n] == OVERLAP:
             of_i += tl.where(weight == 0, 0.0, weight * each_i)
             of_p += tl.where(weight == 0, 0.0, weight * each_p)
+        elif KIND[n] == FOCUSED:
+            of_focal += weight
+        elif NUMBERS[4 * n + 1] != 0:
+            of_entropy += weight * (1 - NUMBERS[4 * n + 1])
+            of_uniform += weight * NUMBERS[4 * n + 1]
         else:
             of_entropy += weight
             of_i -= weight * (NUMBERS[4 * n] * (2 if SIGMOID else 1))
@@ -245,3 +274,5 @@ def tail(
     _write(space, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
     _write(space, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
     _write(space, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)
+    _write(space, of_focal, batch, classes, FOCAL, BLOCK_B, BLOCK_C)
+    _write(space, of_uniform, batch, classes, UNIFORM, BLOCK_B, BLOCK_C)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from polydice.kernels import eager
+from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of, with_requests
 from polydice.kernels.pixels import (
-    LOG2_E,
     NONE,
     SIGMOID,
     SOFTMAX,
@@ -25,11 +25,10 @@ from polydice.kernels.pixels import (
     probability,
 )
 
-LN_2 = tl.constexpr(0.6931471805599453)
 LARGEST = tl.constexpr(eager.LARGEST)
-INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS = (
+INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS, FOCAL, UNIFORM = (
     tl.constexpr(place)
-    for place in range(8)  # as in FIELDS
+    for place in range(10)  # as in SUMS
 )
 
 
@@ -44,19 +43,10 @@ def _multiply(a, b):
 
 
 @triton.jit
-def _cross_entropy(x, y, top, total, ACTIVATION: tl.constexpr):
-    if ACTIVATION == SOFTMAX:
-        return tl.where(y == 0, 0.0, y * ((top - x) + tl.log2(total) * LN_2))
-    # log(1 + u), exact for the smallest u: the rounding of 1 + u is divided out again.
-    u = tl.exp2(-tl.abs(x) * LOG2_E)
-    above = (1.0 + u) - 1.0
-    log1p = tl.where(above == 0, u, tl.log2(1.0 + u) * LN_2 * (u / tl.where(above == 0, 1.0, above)))
-    share = tl.where(x > 0, 1.0 - y, y)  # of |x|; an infinite one counts only where it has a share
-    return log1p + tl.where(share == 0, 0.0, share * tl.abs(x))
-
-
-@triton.jit
-def _summand(FIELD: tl.constexpr, x, y, p, top, total, valid, ACTIVATION: tl.constexpr, LABELS: tl.constexpr):
+def _summand(
+    FIELD: tl.constexpr, x, y, p, top, total, others, gamma, classes, valid, ACTIVATION: tl.constexpr,
+    LABELS: tl.constexpr,
+):  # fmt: skip
     """What each pixel adds to a sum."""
     if FIELD == INTERSECTION:
         return y * p
@@ -71,7 +61,11 @@ def _summand(FIELD: tl.constexpr, x, y, p, top, total, valid, ACTIVATION: tl.con
     if FIELD == ERROR_SQ:
         return (y - p) * (y - p)
     if FIELD == CROSS_ENTROPY:
-        return tl.where(valid, _cross_entropy(x, y, top, total, ACTIVATION), 0.0)
+        return tl.where(valid, cross_entropy(x, y, top, total, ACTIVATION), 0.0)
+    if FIELD == FOCAL:
+        return tl.where(valid, focal(x, y, p, top, total, others, gamma, ACTIVATION), 0.0)
+    if FIELD == UNIFORM:
+        return tl.where(valid, surprise_of(x, p, top, total, others)[1] / classes, 0.0)
     return tl.broadcast_to(valid.to(tl.float32), p.shape)
 
 
@@ -128,13 +122,14 @@ def _store_together(out, sums, poison, step, classes, PLACES: tl.constexpr, LEVE
 @triton.jit(do_not_specialize=("offset", "classes", "batch", "programs", "ignore_index"))
 def pass_forward(
     logits, target, mask, partials, offset, classes, count, batch, programs, ignore_index,
-    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, gamma,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    LEVELS: tl.constexpr, AHEAD: tl.constexpr,
+    ON_REQUEST: tl.constexpr, LEVELS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """partials, from the offset on, `[programs, sums, B, C]`, the sums that WANT names.
+    """partials, from the offset on, `[programs, sums, B, C]`, the sums that WANT names. ON_REQUEST: whether the focal
+    or the uniform one is among them.
 
     LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
     """
@@ -155,6 +150,9 @@ def pass_forward(
         )  # fmt: skip
         ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
         faults += bad
+        others = top
+        if ON_REQUEST:
+            others = others_of(ps, classes, FULL)
         if LUMP:
             truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
             lump += _over_neighbours(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
@@ -169,7 +167,9 @@ def pass_forward(
                 each = sums[place * GROUPS + group]
                 if not (LUMP and WANT[place] == CROSS_ENTROPY):
                     y, p = ys[group], ps[group]
-                    values = _summand(WANT[place], xs[group], y, p, top, total, valid, ACTIVATION, LABELS)
+                    values = _summand(
+                        WANT[place], xs[group], y, p, top, total, others, gamma, classes, valid, ACTIVATION, LABELS
+                    )
                     each += _over_neighbours(values, p, weight, VECTOR, HAS_MASK)
                 grown = grown + (each,)
         sums = grown
@@ -219,14 +219,14 @@ def _of_target(slope, y, LABELS: tl.constexpr):
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
 def pass_backward(
     grad, scale, logits, target, mask, result, classes, count, batch, programs, ignore_index,
-    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n,
+    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n, gamma,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    OFFSET: tl.constexpr, ENTROPY: tl.constexpr, HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
+    ON_REQUEST: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr, HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`. OFFSET and ENTROPY: whether the sums
-    of the prediction and the cross-entropy are among those that WANT names."""
+    of the prediction and the cross-entropy are among those that WANT names. ON_REQUEST as above."""
     begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
@@ -247,6 +247,16 @@ def pass_backward(
         offset = offset + (of_prediction[:, None],)
         of_logarithm = _slope(grad, factor, image, channel, batch, classes, CROSS_ENTROPY, WANT)
         of_entropy = of_entropy + (of_logarithm[:, None],)
+    of_focal = ()
+    of_uniform = ()
+    of_all = tl.zeros((1, 1), tl.float32)
+    if ON_REQUEST:
+        for group in tl.static_range(GROUPS):
+            channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
+            of_focal = of_focal + (_slope(grad, factor, image, channel, batch, classes, FOCAL, WANT)[:, None],)
+            each = _slope(grad, factor, image, channel, batch, classes, UNIFORM, WANT)[:, None] / classes
+            of_uniform = of_uniform + (each,)
+            of_all += tl.sum(each, 0, keep_dims=True)
     # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
     # do not hold it for each.
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY and BLOCK_C > 1
@@ -298,6 +308,11 @@ def pass_backward(
             elif ENTROPY:  # its gradient needs no division by p: it joins after the activation
                 h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             gs = gs + (h,)
+        if ON_REQUEST:
+            gs = with_requests(
+                gs, xs, ys, ps, top, total, others_of(ps, classes, FULL), gamma, valid, of_focal, of_uniform, of_all,
+                ACTIVATION,
+            )  # fmt: skip
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
             row = channels_of(group, WIDE, BLOCK_C)

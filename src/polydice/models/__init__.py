@@ -1,6 +1,6 @@
 """The networks. `MODELS` is the one list of them: settings, recipes and commands read it.
 
-Each is imported when it is asked for: only `unet3d` needs MONAI, and to name a network takes no torch.
+Each is imported when it is asked for: only the 3D ones need MONAI, and to name a network takes no torch.
 """
 
 import ast
@@ -33,6 +33,7 @@ MODELS = {
     "unet": Model("polydice.models.unet:UNet", 2, OPTIONS),
     "transunet": Model("polydice.models.transunet:TransUNet", 2, ("size",), "polydice.models.transunet_weights"),
     "unet3d": Model("polydice.models.unet3d:UNet3D", 3, ("width", "depth")),
+    "dynunet": Model("polydice.models.dynunet:DynUNet", 3, ("width", "depth", "deep_supervision")),
 }
 
 

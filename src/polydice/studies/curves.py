@@ -21,6 +21,7 @@ from polydice.losses import (
     CrossEntropyLoss,
     DiceLoss,
     DropDiceLoss,
+    FocalLoss,
     FocalTverskyLoss,
     PolyCE1Loss,
     PolyDice1Loss,
@@ -175,7 +176,6 @@ SURE = math.log(99.0)  # the logit of 99 %
 _SIGMOID: AveragedOptions = {"activation": "sigmoid"}
 LOSSES: dict[str, Loss] = {
     "Dice": DiceLoss(**_SIGMOID),
-    "Dice, squared=False": DiceLoss(squared=False, **_SIGMOID),
     "Tversky, 0.3 and 0.7": TverskyLoss(**_SIGMOID),
     "Focal Tversky, γ = 4/3": FocalTverskyLoss(**_SIGMOID),
     "DropDice, K = 1": DropDiceLoss(1, **_SIGMOID),
@@ -185,6 +185,7 @@ LOSSES: dict[str, Loss] = {
     "PolyDice, coefficients (0, ½)": PolyDiceLoss((0.0, 0.5), **_SIGMOID),
     "t-vMF Dice, κ = 2": TvMFDiceLoss(2, **_SIGMOID),
     "Cross-entropy": CrossEntropyLoss(activation="sigmoid"),
+    "Focal loss, γ = 2": FocalLoss(activation="sigmoid"),
     "PolyCE-1, ε = 1": PolyCE1Loss(activation="sigmoid"),
 }
 

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from polydice.base import Loss
 from polydice.studies.recipe import Recipe, Variant, stem
 from polydice.studies.style import COLOURS, GREY, MORE, shades
@@ -28,9 +30,10 @@ def member(variant: Variant) -> Member:
     """
     loss = parse_loss(variant.expression)
     parameter = PARAMETERS.get(type(loss).__name__, "")
-    if not (parameter and isinstance(loss, Loss)):
+    value = getattr(loss, parameter) if parameter and isinstance(loss, Loss) else None
+    if value is None or (isinstance(value, Tensor) and value.ndim > 0):  # one per class is no place on a line
         return Member(repr(loss), "", 0.0)
-    return Member(re.sub(rf"\b{parameter}=[^,)]+(, )?", "", repr(loss)), parameter, getattr(loss, parameter))
+    return Member(re.sub(rf"\b{parameter}=[^,)]+(, )?", "", repr(loss)), parameter, float(value))
 
 
 def line_title(line: Sequence[Variant]) -> str:

@@ -18,6 +18,7 @@ COLOURS = {
     "FocalTverskyLoss": "#56B4E9",
     "CrossEntropyLoss": "#7F7F7F",
     "PolyCE1Loss": "#E69F00",
+    "FocalLoss": "#8B5E3C",
 }
 MORE = ("#882255", "#44AA99", "#332288", "#999933")  # after Tol, for what is of no family
 INK, GREY, FAINT = "#333333", "#666666", "#F0F0F0"  # what belongs to no loss: drawn, said beside it, and areas

@@ -95,7 +95,8 @@ class Settings:
     loss: str = "PolyDice1Loss(epsilon=0.5, batch=True)"
     """As in Python: "PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()"."""
     adapt_kappa: bool = True
-    """The κ of a t-vMF loss follows the validation: 32 times each class's Dice."""
+    """The κ of a t-vMF loss follows the validation: 32 times each class's Dice. (An ε follows it where the loss says
+    so: "PolyDice1Loss(0.0, follow=0.5)".)"""
 
     epochs: Count = 200
     """How often every training image is seen."""

@@ -12,8 +12,10 @@ from polydice.suggest import meant
 from polydice.training.mixed import Foreign, Mixed, takes
 
 LOSSES: dict[str, type[Loss]] = {
-    name: getattr(polydice, name) for name in polydice.__all__ if name.endswith("Loss")
-}  # fmt: skip
+    name: kind
+    for name in polydice.__all__
+    if isinstance(kind := getattr(polydice, name), type) and issubclass(kind, Loss)
+}
 
 
 def parse_loss(text: str, **options: Any) -> Loss | LossSum | Mixed:

@@ -22,7 +22,7 @@ from polydice.training.checkpoint import load, remove, write_text
 from polydice.training.config import SETTINGS, Settings
 from polydice.training.interrupt import Interrupt
 from polydice.training.metrics import dice_per_class, per_case, summary
-from polydice.training.objective import adapt_kappa, objective, supervised
+from polydice.training.objective import adapt, objective, supervised
 from polydice.training.optimizer import set_rate
 from polydice.training.processes import joined
 from polydice.training.rehearsal import try_loss, try_network
@@ -124,7 +124,7 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
 
 
 def validate(run: Run) -> dict[str, Any]:
-    """The scores of the network as it is, which choose the best weights and move a t-vMF loss's κ."""
+    """The scores of the network as it is, which choose the best weights and move a κ or ε that follows them."""
     items, classes = run.items(run.fold.validation), len(run.prepared.classes)
     matrices = torch.zeros(len(items), classes, classes, dtype=torch.int64, device=run.process.device)
     if run.validation is not None:
@@ -132,8 +132,7 @@ def validate(run: Run) -> dict[str, Any]:
     _, cases = per_case(run.process.total(matrices).cpu(), [run.prepared.case_of[item] for item in items])
     scores = summary(cases)
     run.keep_if_best(scores[run.settings.score])
-    if run.adaptive:
-        adapt_kappa(run.loss, dice_per_class(cases.sum(0)))
+    adapt(run.adaptive, dice_per_class(cases.sum(0)))
     return scores
 
 

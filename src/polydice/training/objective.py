@@ -1,6 +1,6 @@
 """What a run minimises: its loss, over all processes and all resolutions of the logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -58,19 +58,16 @@ def supervised(loss: Objective, logits: Tensor | list[Tensor], labels: Tensor) -
     return total
 
 
-def has_kappa(loss: Objective) -> bool:
-    return any(_with_kappa(loss))
+def adaptive(loss: Objective, kappa: bool = True) -> list[Loss]:
+    """The losses that follow the validation, also those inside a loss of somebody else's; a κ only if it shall."""
+    losses = (each for each in loss.modules() if isinstance(each, Loss))
+    return [each for each in losses if each.adaptive and (kappa or not isinstance(each, TvMFDiceLoss))]
 
 
-def adapt_kappa(loss: Objective, dice_per_class: Tensor) -> None:
-    """κ = 32·Dice of every class, wherever the loss has a κ; a class that is nowhere has Dice 0."""
-    for each in _with_kappa(loss):
-        each.update_kappa(dice_per_class.nan_to_num(0.0))
-
-
-def _with_kappa(loss: Objective) -> Iterator[TvMFDiceLoss]:
-    """Also those inside a loss of somebody else's."""
-    return (each for each in loss.modules() if isinstance(each, TvMFDiceLoss))
+def adapt(losses: Sequence[Loss], dice_per_class: Tensor) -> None:
+    """A class that is nowhere has Dice 0."""
+    for loss in losses:
+        loss.adapt(dice_per_class.nan_to_num(0.0))
 
 
 def _terms(loss: Objective) -> Iterator[Loss]:

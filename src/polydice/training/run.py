@@ -21,7 +21,7 @@ from polydice.models import build
 from polydice.training.checkpoint import load, save, save_weights
 from polydice.training.config import CountingWeights, Settings
 from polydice.training.inference import Network, patch_for
-from polydice.training.objective import Objective, has_kappa
+from polydice.training.objective import Objective, adaptive
 from polydice.training.optimizer import make_optimizer
 from polydice.training.processes import Process
 from polydice.training.watch import Epoch
@@ -77,7 +77,7 @@ class Run:
         }
         self.network = Network(self.model, patch, settings.precision, compiled)
         self.loss = loss.to(process.device)
-        self.adaptive = settings.adapt_kappa and has_kappa(loss)
+        self.adaptive = adaptive(loss, settings.adapt_kappa)
         self.optimizer = make_optimizer(settings, self.model.parameters(), fused=process.device.type == "cuda")
         self.epoch = 0  # how many are over
         self.history: list[Epoch] = []
