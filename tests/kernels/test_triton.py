@@ -435,7 +435,7 @@ def test_a_launch_refuses_weights_of_another_device_or_type() -> None:
     right = torch.ones(1, 3, dtype=torch.float64, device=DEVICE)
     for wrong in (right.to("cpu" if GPU else "meta"), right.float()):
         with pytest.raises(ValueError, match="weights for logits on"):
-            launches(logits, target, None, wrong)
+            launches(logits, target, None, wrong, None)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded"])
