@@ -70,7 +70,7 @@ class HeadLoss(nn.Module):
         if features.device != weight.device:
             raise ValueError(f"features are on {features.device}, the convolution is on {weight.device}")
         kind = features.device.type
-        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # a meta tensor's has none
+        casts = not features.is_meta and torch.is_autocast_enabled(kind)  # a meta tensor's device has no autocast
         if casts and features.dtype != torch.float64:
             return features.to(torch.get_autocast_dtype(kind))
         if features.dtype != weight.dtype:
