@@ -21,6 +21,7 @@ COMMANDS = {
     "train": ("polydice.training.command", "train", "train a network on one fold of a data set, and test it"),
     "predict": ("polydice.training.predict_command", "predict", "segment images and volumes with a trained network"),
     "study": ("polydice.studies.command", "study", "train every network of a recipe, compare the losses, report"),
+    "pack": ("polydice.studies.pack_command", "pack", "put the runs of a study into one file, to keep or hand on"),
     "report": ("polydice.studies.report_command", "report", "the tables, figures and page of a study"),
     "curves": ("polydice.studies.curves_command", "curves", "draw the losses: figures, and a page with sliders"),
 }

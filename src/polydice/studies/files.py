@@ -13,6 +13,8 @@ from polydice.training.weights import counted
 from polydice.values import Count, NotNegative, Range, Seed, check
 
 MOST_PIXELS = 2**53
+AGAIN = "remove it and train the run again"
+WITHOUT = "without the file, the report has all but the run's course"
 Share = Annotated[float, Range(0, 1)]
 
 
@@ -109,15 +111,20 @@ class Result(TypedDict):
 
 
 def read_where(path: Path) -> Where:
-    where: Where = _read(path, path.read_bytes(), Where, "polydice study writes it anew")
+    where: Where = read_json(path, path.read_bytes(), Where, "polydice study writes it anew")
     return where
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a run, from its settings.json or its result.json."""
-    found = _read(path, path.read_bytes(), dict[str, Any], "remove the run's folder and train it again")
+    advice = "remove the run's folder and train it again"
+    return settings_of(path, read_json(path, path.read_bytes(), dict[str, Any], advice), advice)
+
+
+def settings_of(path: Path, found: dict[str, Any], advice: str) -> dict[str, Any]:
+    """The same of a result, or of settings, read from `path`; `advice` is what to do if they are damaged."""
     settings: dict[str, Any] = found.get("settings", found)
-    _check(path, settings, RunSettings, "remove the run's folder and train it again")
+    _check(path, settings, RunSettings, advice)
     return settings
 
 
@@ -126,19 +133,29 @@ def read_choices(path: Path) -> list[Choice]:
     if not path.exists():
         return []
     advice = "remove it: the values are chosen again, from the same runs"
-    choices: list[Choice] = _read(path, path.read_bytes(), list[Choice], advice)
+    choices: list[Choice] = read_json(path, path.read_bytes(), list[Choice], advice)
     return choices
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    rows = path.read_bytes().splitlines()
-    return [_read(path, row, Epoch, "without the file, the report has all but the run's course") for row in rows]
+    return history_of(path, [read_json(path, row, Any, WITHOUT) for row in path.read_bytes().splitlines()])
+
+
+def history_of(path: Path, rows: list[Any], advice: str = WITHOUT) -> list[dict[str, Any]]:
+    """The epochs that were read from `path`, if they are such; `advice` is what to do if they are not."""
+    for row in rows:
+        _check(path, row, Epoch, advice)
+    return rows
 
 
 def read_result(path: Path, weights: CountingWeights = "best") -> dict[str, Any]:
     """What a run's result is with these weights; under `best` or `last`, what it is with the others."""
-    again = "remove it and train the run again"
-    result: dict[str, Any] = _read(path, path.read_bytes(), Result, again)
+    return result_of(path, read_json(path, path.read_bytes(), Any, AGAIN), weights)
+
+
+def result_of(path: Path, result: Any, weights: CountingWeights, again: str = AGAIN) -> dict[str, Any]:
+    """The same of a result that was read from `path`; `again` is what to do if it is damaged."""
+    _check(path, result, Result, again)
     if weights == "last":
         if not {"test", "cases"} <= result.get("last", {}).keys():
             raise DataError(f"{path} does not have the cases of the last weights: {again}")
@@ -154,12 +171,13 @@ def read_result(path: Path, weights: CountingWeights = "best") -> dict[str, Any]
     return completed(result)
 
 
-def _read(path: Path, data: bytes, hint: Any, advice: str) -> Any:
+def read_json(path: Path, data: bytes, hint: Any, advice: str) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}; {advice}") from error
-    _check(path, value, hint, advice)
+    if hint is not Any:
+        _check(path, value, hint, advice)
     return value
 
 

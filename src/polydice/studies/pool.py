@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polydice.studies.recipe import Planned, Recipe, RecipeError, slug
+from polydice.studies.record import Kept
 from polydice.studies.study import Study
 from polydice.studies.written import RESERVED
 
@@ -37,11 +38,16 @@ class Pool(Study):
         return own.with_name(f"{own.name}-with-{'-'.join(slug(part.folder.name) for part in self.parts[1:])}")
 
     def run_folder(self, run: Planned) -> Path:
-        _, part = (self._tuning if run.tuning else self._runs)[_place(run)]
-        return part.run_folder(run)
+        return self._part(run).run_folder(run)
+
+    def recorded(self, run: Planned) -> Kept | None:
+        return self._part(run).recorded(run)
 
     def dataset_folder(self, name: str) -> Path:
         return next(part for part in self.parts if name in part.recipe.datasets).dataset_folder(name)
+
+    def _part(self, run: Planned) -> Study:
+        return (self._tuning if run.tuning else self._runs)[_place(run)][1]
 
     @cached_property
     def _runs(self) -> dict[Place, tuple[Planned, Study]]:

@@ -6,11 +6,14 @@ DIR/study.json             where the data sets are, what the recipe means where 
 DIR/chosen.json            the values that were chosen once for all folds and replicates
 DIR/runs/…/fold-0/replicate-0/  one run: result.json once it is finished, error.txt if it failed; with `seeds` it is in
                            seed-0, and if it is there for the choice of a value alone, in tuning
+DIR/runs.jsonl.gz          the record of runs (see record.py): a run that is in it needs no folder; what a folder says
+                           goes before it
 DIR/report/                what `polydice report` writes; DIR/report-last/ or report-best/ if it is about the weights
                            that do not count, DIR/report-to-LOSS/ if it compares with another loss
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +36,7 @@ from polydice.studies.files import (
     read_where,
 )
 from polydice.studies.recipe import BEGUN_BEFORE, NEW, Planned, Recipe, RecipeError, Unsaid, read, slug, text_of
+from polydice.studies.record import RECORD, Kept, read_record
 from polydice.training.checkpoint import write_text
 from polydice.training.config import BEFORE, CountingWeights, Settings
 
@@ -99,17 +103,30 @@ class Study:
     def run_folder(self, run: Planned) -> Path:
         return self.folder / "runs" / run.place
 
+    @cached_property
+    def record(self) -> dict[str, Kept]:
+        return read_record(self.folder / RECORD)
+
+    def recorded(self, run: Planned) -> Kept | None:
+        """What the record has of a run."""
+        return self.record.get(run.place.as_posix())
+
     def state(self, run: Planned) -> State:
         folder = self.run_folder(run)
         if (folder / "result.json").exists():
             return "done"
-        if (folder / "error.txt").exists():
+        kept = self.recorded(run)
+        if kept is not None and not kept.error:
+            return "done"
+        if kept is not None or (folder / "error.txt").exists():
             return "failed"
         return "waiting" if self.dataset_folder(run.dataset).is_dir() else "no data"
 
     def error(self, run: Planned) -> str:
-        path = self.run_folder(run) / "error.txt"
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        path, kept = self.run_folder(run) / "error.txt", self.recorded(run)
+        if path.exists():
+            return path.read_text(encoding="utf-8", errors="replace")
+        return "" if kept is None else kept.error
 
     def note_error(self, run: Planned, problem: str) -> None:
         folder = self.run_folder(run)
@@ -132,16 +149,19 @@ class Study:
     def finished(self, tuning: bool = False) -> Iterator[Finished]:
         """The runs that are compared, or those for the choice of a value, as far as they have a result."""
         for run in self.tuning if tuning else self.runs:
-            if (self.run_folder(run) / "result.json").exists():
+            if self.state(run) == "done":
                 yield Finished(run, self.result(run))
 
     def result(self, run: Planned) -> dict[str, Any]:
-        return read_result(self.run_folder(run) / "result.json", self.weights)
+        path, kept = self.run_folder(run) / "result.json", self.recorded(run)
+        return read_result(path, self.weights) if path.exists() or kept is None else kept.result(self.weights)
 
     def history(self, run: Planned) -> list[dict[str, Any]]:
         """The epochs of a run; empty where they were not brought along with the result."""
-        path = self.run_folder(run) / "history.jsonl"
-        return read_history(path) if path.exists() else []
+        path, kept = self.run_folder(run) / "history.jsonl", self.recorded(run)
+        if path.exists():
+            return read_history(path)
+        return [] if kept is None else kept.history()
 
 
 def create(
@@ -155,8 +175,8 @@ def create(
     with suppress(OSError, DataError):  # it is not there, or damaged, and is written below
         known = read_where(place)
     unsaid = _unsaid(folder, known)
-    _look_in(known)
-    begun = kept.exists() and any(folder.glob("runs/*"))
+    _look_in(folder, known)
+    begun = kept.exists() and (any(folder.glob("runs/*")) or (folder / RECORD).exists())
     text, chosen = completed(text_of(recipe), data, text_of(kept) if begun else None, changes)
     wanted = read(recipe, unsaid, text)
     before = read(kept, unsaid) if begun else None
@@ -181,13 +201,23 @@ def create(
     return open_study(folder)
 
 
+def portable(folder: Path, out: Path) -> dict[str, Any]:
+    """What the study.json of a study says, as it is to be said in `out` on any machine: without folders of this one."""
+    where = read_where(folder / "study.json")
+    said: dict[str, Any] = {"data": "data", "cache": "runs/cache"}
+    said |= {name: value for name, value in asdict(_unsaid(folder, where)).items() if value is not None}
+    said |= {"skip_errors": True} if where.get("skip_errors") else {}
+    code = [os.path.relpath(folder / each, out) for each in where.get("code", ())]
+    return said | ({"code": code} if code else {})
+
+
 def open_study(folder: Path, weights: CountingWeights | None = None, baseline: str | None = None) -> Study:
     """The study that a folder holds, with the recipe's weights and baseline or with others."""
     try:
         where = read_where(folder / "study.json")
     except OSError as error:
         raise DataError(f"{folder} holds no study: {error}") from error
-    _look_in(where)
+    _look_in(folder, where)
     recipe = read(folder / "recipe.toml", _unsaid(folder, where))
     if baseline is not None and baseline not in recipe.losses:
         raise RecipeError(f"no loss of the study is called {baseline!r}; its losses: {' | '.join(recipe.losses)}")
@@ -199,10 +229,10 @@ def open_study(folder: Path, weights: CountingWeights | None = None, baseline: s
     return Study(folder, recipe, data, cache, weights or recipe.weights, against, skip_errors, choices)
 
 
-def _look_in(where: Where | dict[str, Any]) -> None:
+def _look_in(folder: Path, where: Where | dict[str, Any]) -> None:
     """Modules that the recipe names are found where they were when the study began."""
-    for folder in where.get("code", ()):
-        foreign.look_in(folder)
+    for place in where.get("code", ()):
+        foreign.look_in(folder / place)
 
 
 def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:
@@ -212,13 +242,21 @@ def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:
     if {"score", "weights", "nested"} <= where.keys():
         seeds = tuple(where["seeds"]) if "seeds" in where else None
         return Unsaid(where["score"], where["weights"], seeds, where["nested"])
-    begun = next(folder.glob("runs/**/settings.json"), None) or next(folder.glob("runs/**/result.json"), None)
-    if begun is None:
+    settings = _trained_by(folder)
+    if settings is None:
         return replace(NEW, score=where.get("score", NEW.score))
-    settings = read_settings(begun)
     meant = NEW if "weights" in settings else BEGUN_BEFORE
     settings = BEFORE | settings
     return replace(meant, score=where.get("score", settings["score"]), weights=settings["weights"])
+
+
+def _trained_by(folder: Path) -> dict[str, Any] | None:
+    """The settings of any run that is there."""
+    for name in ("settings.json", "result.json"):
+        for path in folder.glob(f"runs/**/{name}"):
+            return read_settings(path)
+    finished = (each for each in read_record(folder / RECORD).values() if not each.error)
+    return next((each.settings() for each in finished), None)
 
 
 def _still_true(folder: Path, recipe: Recipe) -> list[Choice]:
@@ -231,7 +269,9 @@ def _still_true(folder: Path, recipe: Recipe) -> list[Choice]:
             kept.append(each)
             continue
         trained = Path(slug(each["dataset"]), slug(each["model"]), f"{slug(loss)}-{slug(each['value'])}")
-        if any(path.name != "tuning" for path in (folder / "runs" / trained).glob("fold-*/*")):
+        places = [*(folder / "runs" / trained).glob("fold-*/*")]
+        places += [path for path in map(Path, read_record(folder / RECORD)) if path.parents[1] == trained]
+        if any(path.name != "tuning" for path in places):
             raise RecipeError(
                 f"{folder}: {loss} on {each['dataset']} with {each['model']} is trained with {each['value']}, which "
                 f"was chosen among {'; '.join(each['validation'])} on folds {each['folds']}, and the recipe lists "
