@@ -1,9 +1,12 @@
+import pydoc
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import polydice
 from polydice import DiceLoss, DropDiceLoss, PixelSums, PolyDice1Loss, TverskyLoss
 from polydice.arguments import all_parameters, check_arguments, not_negative, number, numbers, parameters, shares
 from polydice.base import RegionLoss, RegionOptions
@@ -70,6 +73,7 @@ def test_arguments_of_subclasses_and_mixins_are_taken() -> None:
     assert Scaled(2.0, epsilon=0.5).epsilon == 0.5
     assert repr(NamedDice(label="a", squared=False)) == "NamedDice(label='a', squared=False)"
     assert Fixed(3.0).batch
+    assert list(parameters(Fixed)) == ["size"]
 
 
 def test_the_arguments_of_a_loss_are_its_own_before_the_shared_ones() -> None:
@@ -97,3 +101,14 @@ def test_numbers_that_are_none_are_refused(values: list) -> None:
         not_negative("kappa", values)
     with pytest.raises(ValueError, match="dice_per_class must be"):
         shares("dice_per_class", values)
+
+
+@pytest.mark.parametrize(
+    "kind", [getattr(polydice, name) for name in polydice.__all__ if "Loss" in name and name != "HeadLoss"]
+)
+def test_help_says_what_every_option_means(kind: type) -> None:
+    text = pydoc.plain(pydoc.render_doc(kind))
+    for name, parameter in parameters(kind).items():
+        assert len(re.findall(rf"^ \|      {name}: \S", text, re.MULTILINE)) == 1
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        assert re.search(rf"\b{name}: [^,]*{re.escape(default)}", text.splitlines()[3])

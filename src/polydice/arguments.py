@@ -99,7 +99,7 @@ def check_arguments(kind: type, given: Sequence[object], named: Iterable[str]) -
 
 @cache
 def parameters(kind: type) -> dict[str, inspect.Parameter]:
-    """The arguments of a loss: its own, then the keywords of its bases."""
+    """The arguments of a loss: its own, then the keywords of its bases that it passes on."""
     found: dict[str, inspect.Parameter] = {}
     own = True
     for base in _with_arguments(kind):
@@ -107,6 +107,8 @@ def parameters(kind: type) -> dict[str, inspect.Parameter]:
             if own or parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 found.setdefault(name, parameter)
         own = False
+        if inspect.getfullargspec(base.__init__).varkw is None:  # type: ignore[misc]
+            break
     return found
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from polydice.arguments import (
 from polydice.geometry import TINY, ratio
 from polydice.kernels.fields import ACTIVATIONS, IMPLEMENTATIONS, Form, PixelSums
 from polydice.kernels.plan import Plan, Term, added_numbers, check_agreement, focal_gammas, plan_loss, stacked_weights
+from polydice.options import AveragedOptions as AveragedOptions
+from polydice.options import LossOptions as LossOptions
+from polydice.options import RegionOptions as RegionOptions
+from polydice.options import describe
 from polydice.sums import over_processes
 
 if TYPE_CHECKING:
@@ -32,31 +36,6 @@ DEFAULT_SMOOTH = 1.0
 # Options that say where and how a loss is computed, not what it is.
 CHANGEABLE = ("impl", "process_group")
 SHARED = ("activation", "ignore_index", "process_group", "impl", "reduction")  # by the terms of a sum
-
-
-class LossOptions(TypedDict, total=False):
-    """Keyword options of every loss."""
-
-    activation: str  # "softmax", "sigmoid" or "none" (the network's output is probabilities)
-    include_background: bool  # whether class 0 counts
-    weight: Sequence[float] | Tensor | None  # one per class, background included
-    ignore_index: int | None  # label of pixels that do not count
-    reduction: str  # "mean", "sum" or "none"
-    process_group: "ProcessGroup | None"  # processes over which the sums are added up
-    impl: str  # "auto", "fused" or "eager"
-
-
-class AveragedOptions(LossOptions, total=False):
-    """Keyword options of the losses that are a mean over classes: all but the cross-entropies."""
-
-    batch: bool  # sums over the whole batch instead of over each image
-    absent: str  # "keep" or "skip" a class without target pixels
-
-
-class RegionOptions(AveragedOptions, total=False):
-    """Keyword options of the losses that compare regions, by volume and place: all but those of the angle alone."""
-
-    smooth: float  # δ
 
 
 class Summand(nn.Module, ABC):
@@ -108,6 +87,15 @@ class Loss(Summand):
     """What every loss has: how it reads logits and target, how it weighs classes.
 
     A subclass names the sums it wants and turns them into a value with `evaluate`.
+
+    Args:
+        activation: "softmax", "sigmoid" (channels that overlap), or "none" where the network gives probabilities.
+        include_background: whether class 0 counts.
+        weight: one number per class, `[C]`, background included.
+        ignore_index: label of pixels that do not count.
+        reduction: "mean", "sum" or "none".
+        process_group: processes over which the sums are added up, for a batch that is spread over them.
+        impl: "fused" (Triton, on CUDA), "eager" (torch), or "auto": fused where that can be.
     """
 
     want: tuple[str, ...]
@@ -139,6 +127,10 @@ class Loss(Summand):
         self.reduction = reduction
         self.process_group = process_group
         self.impl = impl
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        describe(cls)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         if arguments or options:  # a copy is made without
@@ -285,7 +277,12 @@ def _has_own_form(kind: type[Loss]) -> bool:
 
 
 class AveragedLoss(Loss):
-    """A loss per image and class, `per_class`, averaged: Σ w·L / Σ w over the classes that count."""
+    """A loss per image and class, `per_class`, averaged: Σ w·L / Σ w over the classes that count.
+
+    Args:
+        batch: sums over the whole batch instead of over each image.
+        absent: "keep" or "skip" a class without target pixels in the image (the batch, with `batch=True`).
+    """
 
     def __init__(self, *, batch: bool = False, absent: str = "keep", **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
@@ -323,7 +320,11 @@ class AveragedLoss(Loss):
 
 
 class RegionLoss(AveragedLoss):
-    """An averaged loss with δ, `smooth`: what it says where a class or its prediction is empty."""
+    """An averaged loss with δ, which says what it is where a class or its prediction is empty.
+
+    Args:
+        smooth: δ, at least 0, in pixels.
+    """
 
     def __init__(
         self,

@@ -37,11 +37,12 @@ SCALES = ("coupled", "detached", "none")
 class DiceLoss(RegionLoss):
     """L = Σ(y − ŷ)² / (Σy² + Σŷ² + δ), which is 1 − (2Σyŷ + δ)/(Σy² + Σŷ² + δ).
 
-    `squared=False` takes Σy + Σŷ in place of the squares, as nnU-Net and smp do.
-
     >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
     >>> DiceLoss()(logits, labels).shape
     torch.Size([])
+
+    Args:
+        squared: False takes Σy + Σŷ in place of the squares, as nnU-Net and smp do.
     """
 
     def __init__(self, *, squared: bool = True, **options: Unpack[RegionOptions]) -> None:
@@ -64,11 +65,13 @@ class DiceLoss(RegionLoss):
 class PolyDiceLoss(RegionLoss):
     """L = (1 − s) + s·Σ_k coefficients[k−1]·θ^(2k), with the scale s and the angle θ between y and ŷ.
 
-    `scale="coupled"` is that formula; `"detached"` holds s fixed in the second term's gradient; `"none"` has s = 1: a
-    loss of the angle alone, without δ.
-
     >>> PolyDiceLoss((0.5, -1 / 24))  # DropDice of order 2
     PolyDiceLoss(coefficients=(0.5, -0.041666666666666664))
+
+    Args:
+        coefficients: of θ², θ⁴, …: at least one.
+        scale: "coupled" is the formula; "detached" holds s fixed in the second term's gradient; "none" has s = 1: a
+            loss of the angle alone, without δ.
     """
 
     def __init__(
@@ -108,6 +111,9 @@ class DropDiceLoss(PolyDiceLoss):
 
     >>> DropDiceLoss(order=1)
     DropDiceLoss(order=1)
+
+    Args:
+        order: K of the paper, at least 1: how many terms stay.
     """
 
     def __init__(self, order: int, *, scale: str = "coupled", **options: Unpack[RegionOptions]) -> None:
@@ -122,8 +128,7 @@ class DropDiceLoss(PolyDiceLoss):
 class PolyDice1Loss(PolyDiceLoss):
     """Dice with only the leading term of the cosine's series, its coefficient moved: q = (½ + ε)·θ².
 
-    ε is one number, or one per class, and `update_epsilon` sets it anew. With `follow=E` it is adaptive: ε_c = E·Dice_c
-    after every validation of a training, or whenever `adapt` is told Dice; before the first it is `epsilon`.
+    `update_epsilon` sets ε anew.
 
     >>> PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()  # still one pass over the pixels
     PolyDice1Loss(epsilon=0.2) + 0.5 * CrossEntropyLoss()
@@ -131,6 +136,11 @@ class PolyDice1Loss(PolyDiceLoss):
     >>> loss.adapt([1.0, 0.5])
     >>> loss
     PolyDice1Loss(epsilon=[0.5, 0.25], follow=0.5)
+
+    Args:
+        epsilon: ε, one number or one per class, `[C]`; below −½ a perfect prediction is not the minimum.
+        follow: E of an adaptive ε_c = E·Dice_c, set after every validation of a training, or whenever `adapt` is told
+            Dice; before the first it is `epsilon`.
     """
 
     epsilon: Tensor
@@ -195,7 +205,12 @@ def _make_room(loss: Loss, name: str, state_dict: dict[str, Any], prefix: str) -
 
 
 class TverskyLoss(RegionLoss):
-    """L = (α·FP + β·FN) / (I + α·FP + β·FN + δ), FP = Σŷ − I, FN = Σy − I: α weighs false positives, β misses."""
+    """L = (α·FP + β·FN) / (I + α·FP + β·FN + δ), FP = Σŷ − I, FN = Σy − I.
+
+    Args:
+        alpha: α, the weight of false positives.
+        beta: β, the weight of misses.
+    """
 
     want = ("intersection", "prediction", "target")
 
@@ -214,7 +229,11 @@ class TverskyLoss(RegionLoss):
 
 
 class FocalTverskyLoss(TverskyLoss):
-    """L = T^(1/γ) of the Tversky loss T. The power has an infinite slope at T = 0: there it is taken as 0."""
+    """L = T^(1/γ) of the Tversky loss T. The power has an infinite slope at T = 0: there it is taken as 0.
+
+    Args:
+        gamma: γ, above 0; above 1 what is nearly right counts more.
+    """
 
     def __init__(
         self, alpha: float = 0.3, beta: float = 0.7, gamma: float = 4 / 3, **options: Unpack[RegionOptions]
@@ -237,12 +256,15 @@ class TvMFDiceLoss(AveragedLoss):
     """L = (1 − φ)², φ = (1 + c)/(1 + κ(1 − c)) − 1, of the cosine c = Σyŷ / √(Σy²·Σŷ²): the t-vMF similarity of Kato
     and Hotta. A loss of the angle alone: it has no δ.
 
-    κ is one number, or one per class. `update_kappa` makes it the adaptive form: κ_c = 32·Dice_c, from the validation.
+    `update_kappa` makes it the adaptive form: κ_c = 32·Dice_c, from the validation.
 
     >>> loss = TvMFDiceLoss(kappa=0)
     >>> loss.update_kappa([1.0, 0.5])
     >>> loss
     TvMFDiceLoss(kappa=[32.0, 16.0])
+
+    Args:
+        kappa: κ, one number or one per class, `[C]`, at least 0.
     """
 
     want = ("intersection", "prediction_sq", "target_sq", "error_sq")

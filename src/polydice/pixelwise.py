@@ -57,6 +57,9 @@ class CrossEntropyLoss(PixelLoss):
     >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
     >>> torch.allclose(CrossEntropyLoss()(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
     True
+
+    Args:
+        label_smoothing: as of `F.cross_entropy`, in [0, 1]; of a softmax only.
     """
 
     def __init__(self, *, label_smoothing: float = 0.0, **options: Unpack[LossOptions]) -> None:
@@ -86,6 +89,9 @@ class FocalLoss(PixelLoss):
     >>> logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
     >>> torch.allclose(FocalLoss(gamma=0)(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
     True
+
+    Args:
+        gamma: γ, at least 0.
     """
 
     def __init__(self, gamma: float = 2.0, **options: Unpack[LossOptions]) -> None:
@@ -101,7 +107,11 @@ class FocalLoss(PixelLoss):
 
 
 class PolyCE1Loss(PixelLoss):
-    """Cross-entropy + ε·(1 − p_t), p_t the probability of the truth, pixel by pixel: PolyLoss of order 1."""
+    """Cross-entropy + ε·(1 − p_t), p_t the probability of the truth, pixel by pixel: PolyLoss of order 1.
+
+    Args:
+        epsilon: ε.
+    """
 
     def __init__(self, epsilon: float = 1.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
