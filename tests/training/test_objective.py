@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, TvMFDiceLoss
+from polydice.data.cases import Regions
 from polydice.training.mixed import Mixed
 from polydice.training.objective import adapt, adaptive, objective, supervised
 from polydice.training.processes import Process
@@ -118,3 +119,23 @@ def test_kappa_is_adapted_beside_a_loss_of_another_package() -> None:
     assert isinstance(loss, Mixed)
     assert loss.own.terms[0][1].kappa.tolist() == [32.0, 16.0]
     assert not adaptive(objective("torch.nn:CrossEntropyLoss()", ALONE))
+
+
+def test_regions_are_masks_and_what_is_void_counts_nowhere() -> None:
+    """As the loss of the masks alone, of the pixels alone that have a label, at every resolution."""
+    torch.manual_seed(0)
+    regions = Regions(((0,), (1, 2), (2,)), (1, 2))
+    labels = torch.randint(3, (2, 6, 8), dtype=torch.uint8)
+    labels[:, 3:] = 255
+    logits = [torch.randn(2, 2, 6 // size, 8 // size, requires_grad=True) for size in (1, 2)]
+    text = "DiceLoss(batch=True) + CrossEntropyLoss()"
+    loss = objective(text, ALONE, ignore=255, regions=regions)
+    found = supervised(loss, logits[0], labels, 255, regions)
+    masks = torch.stack([labels[:, :3] > 0, labels[:, :3] == 2], 1)
+    alone = DiceLoss(batch=True, activation="sigmoid") + CrossEntropyLoss(activation="sigmoid")
+    torch.testing.assert_close(found, alone(logits[0][:, :, :3], masks))
+    found.backward()
+    assert logits[0].grad is not None
+    assert not logits[0].grad[:, :, 3:].any()
+    smaller = supervised(loss, logits[1], labels[:, 1::2, 1::2], 255, regions)
+    torch.testing.assert_close(supervised(loss, logits, labels, 255, regions), (2 * found + smaller) / 3)

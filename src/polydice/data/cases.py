@@ -1,6 +1,6 @@
 """What a data set is: cases, each with an image, labels and the group (patient, video sequence) it must stay with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     """A case as its files hold it; nothing resized, nothing normalised."""
 
     image: NDArray[np.generic]  # [channels, *spatial]: two spatial axes, or three with the slices first
-    labels: NDArray[np.integer]  # [*spatial]: 0 background, 1 ... as in Dataset.classes, or Dataset.ignore
+    labels: NDArray[np.integer]  # [*spatial]: 0 background, 1 ... as in Dataset.label_names, or Dataset.ignore
     spacing: tuple[float, ...] | None  # millimetres along each spatial axis; None where the files do not say
     remark: str = ""  # what had to be decided on the way, such as a threshold
 
@@ -40,6 +40,23 @@ class Case:
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(self.images + self.masks))
+
+
+class Regions(NamedTuple):
+    """Classes that overlap, each of several labels. A network has a channel for each but the background."""
+
+    members: tuple[tuple[int, ...], ...]  # the labels of each class, the background's first: ((0,), (1, 2), (2,))
+    order: tuple[int, ...]  # the label to write where each class but the background is found, over those before it
+
+    def label_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Each label by the names of the classes that have it.
+
+        >>> Regions(((0,), (1, 2), (2,)), (1, 2)).label_names(("background", "tumour", "core"))
+        ('background', 'tumour', 'tumour + core')
+        """
+        labels = range(1 + max(label for each in self.members for label in each))
+        having = [[name for name, each in zip(classes, self.members, strict=True) if label in each] for label in labels]
+        return tuple(map(" + ".join, having))
 
 
 class Finding(NamedTuple):
@@ -61,7 +78,13 @@ class Dataset:
     findings: tuple[Finding, ...] = ()  # what the list of files shows already: partners that are missing
     listed: int = 0  # cases that the files speak of, those of no use too; 0 if these are the `cases`
     ignore: int | None = None  # the label of pixels that have none
+    regions: Regions | None = None  # where classes overlap; else the label of a class is its place in `classes`
 
     @property
     def groups(self) -> int:
         return len({case.group for case in self.cases})
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """By label: the classes, unless these are regions."""
+        return self.regions.label_names(self.classes) if self.regions else self.classes

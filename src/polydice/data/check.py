@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     case: Case
     shape: tuple[int, ...]  # of the image: [channels, *spatial]
     spacing: tuple[float, ...] | None
-    pixels: tuple[int, ...]  # of each class
+    pixels: tuple[int, ...]  # of each label
     digest: bytes  # of the image
     thumbnail: Thumbnail
 
@@ -151,15 +151,15 @@ def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
     if image.shape[1:] != labels.shape:
         what = f"is {size(labels.shape)}, but its image {size(image.shape[1:])}"
         return [*findings, *_remarks(dataset, case), Finding("error", mask_name, what)], []
-    classes, pixels = len(dataset.classes), Counter[int]()
+    labels_known, pixels = len(dataset.label_names), Counter[int]()
     for path, part in zip(case.masks, labels if len(case.masks) > 1 else [labels], strict=True):
         counts = tally(part)
         pixels.update(counts)
-        outside = {label: count for label, count in counts.items() if not 0 <= label < classes}
+        outside = {label: count for label, count in counts.items() if not 0 <= label < labels_known}
         outside.pop(dataset.ignore, None)  # type: ignore[arg-type]
         if outside:
-            findings.append(Finding("error", _name(dataset, (path,), case), _outside(outside, classes)))
-    known = tuple(pixels[label] for label in range(classes))
+            findings.append(Finding("error", _name(dataset, (path,), case), _outside(outside, labels_known)))
+    known = tuple(pixels[label] for label in range(labels_known))
     if not any(known[1:]) and len(pixels.keys() - {0, dataset.ignore}) == 0:
         findings.append(Finding("warning", mask_name, EMPTY if known[0] else VOID_ONLY))
     elif any(known[1:]) and not known[0]:
@@ -185,7 +185,7 @@ def _remarks(dataset: Dataset, case: Case) -> list[Finding]:
     return findings
 
 
-def _outside(pixels: dict[int, int], classes: int) -> str:
+def _outside(pixels: dict[int, int], labels_known: int) -> str:
     """Of labels that are none of the classes, the most frequent first."""
     labels = sorted(pixels, key=pixels.__getitem__, reverse=True)
     void = next((label for label in labels if label in VOIDS), None)
@@ -194,7 +194,7 @@ def _outside(pixels: dict[int, int], classes: int) -> str:
         if void is None
         else f": if {void} marks pixels without a label, give --ignore {void}, or ignore = {void} in a recipe"
     )
-    return f"has {_labels(labels)}, {OUTSIDE} 0 to {classes - 1}{offer} ({sum(pixels.values())} pixels)"
+    return f"has {_labels(labels)}, {OUTSIDE} 0 to {labels_known - 1}{offer} ({sum(pixels.values())} pixels)"
 
 
 def _unreadable(paths: Sequence[Path]) -> dict[Path, str]:
@@ -291,8 +291,8 @@ def _together(dataset: Dataset, facts: Sequence[Facts], foreign: bool) -> Iterat
         yield Finding("error", WHOLE, f"has no foreground: {why}")
     elif _full(dataset, facts):
         yield Finding("error", WHOLE, "has no background: every mask is foreground only, so there is nothing to learn")
-    if len(dataset.classes) > VOID:
-        what = f"has {len(dataset.classes) - 1} classes beside the background, where at most {VOID - 1} can be trained"
+    if (count := len(dataset.label_names)) > VOID:
+        what = f"has {count - 1} classes beside the background, where at most {VOID - 1} can be trained"
         yield Finding("error", WHOLE, f"{what}: if they number objects, make every number above 0 a 1")
     if dataset.groups == len(dataset.cases) and (told := suggested(dataset)):
         yield Finding("warning", WHOLE, told)
@@ -300,4 +300,4 @@ def _together(dataset: Dataset, facts: Sequence[Facts], foreign: bool) -> Iterat
 
 def _full(dataset: Dataset, facts: Sequence[Facts]) -> bool:
     """Whether all masks have nothing but the one foreground. Of several classes, the background may be unused."""
-    return len(dataset.classes) == 2 and bool(facts) and not any(about.pixels[0] for about in facts)
+    return len(dataset.label_names) == 2 and bool(facts) and not any(about.pixels[0] for about in facts)

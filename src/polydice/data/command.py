@@ -17,7 +17,7 @@ from polydice.data.readers import LAYOUTS, open_dataset
 
 COLUMNS = ("label", "class", "pixels", "share", "cases")
 LAYOUT_HELP = f"One of {', '.join(layout.name for layout in LAYOUTS)}. If not given, it is recognised."
-ClassCount = tuple[int, str, int, float, int]  # as COLUMNS
+ClassCount = tuple[int | str, str, int, float, int]  # as COLUMNS; of a region all its labels, "1 2"
 
 
 def data(
@@ -60,7 +60,8 @@ def data(
     if not json_output:
         _tell(dataset, facts, classes, findings)
     _write(out / "classes.csv", COLUMNS, classes)
-    _write(out / "cases.csv", ("case", "group", "channels", "size", "spacing", *dataset.classes), map(_row, facts))
+    columns = ("case", "group", "channels", "size", "spacing", *dataset.classes)
+    _write(out / "cases.csv", columns, (_row(dataset, about) for about in facts))
     _write(out / "findings.csv", ("level", "where", "what"), findings)
     overview(dataset, facts, out / "overview.png")
     if json_output:
@@ -96,11 +97,20 @@ def _record(
 
 def _classes(dataset: Dataset, facts: Sequence[Facts]) -> list[ClassCount]:
     """Label, name, pixels, share of all pixels, and the number of cases, for each class."""
-    pixels = [sum(about.pixels[label] for about in facts) for label in range(len(dataset.classes))]
-    cases = [sum(about.pixels[label] > 0 for about in facts) for label in range(len(dataset.classes))]
-    total = max(1, sum(pixels))
+    counts = [_pixels(dataset, about) for about in facts]
+    pixels = [sum(row[place] for row in counts) for place in range(len(dataset.classes))]
+    cases = [sum(row[place] > 0 for row in counts) for place in range(len(dataset.classes))]
+    total = max(1, sum(sum(about.pixels) for about in facts))
     shares = [round(count / total, 8) for count in pixels]
-    return list(zip(range(len(pixels)), dataset.classes, pixels, shares, cases, strict=True))
+    labels = [" ".join(map(str, each)) for each in dataset.regions.members] if dataset.regions else range(len(pixels))
+    return list(zip(labels, dataset.classes, pixels, shares, cases, strict=True))
+
+
+def _pixels(dataset: Dataset, about: Facts) -> tuple[int, ...]:
+    """Of each class; where these are regions, a pixel can be in several."""
+    if dataset.regions is None:
+        return about.pixels
+    return tuple(sum(about.pixels[label] for label in labels) for labels in dataset.regions.members)
 
 
 def _described(dataset: Dataset, facts: Sequence[Facts]) -> str:
@@ -130,9 +140,10 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _row(about: Facts) -> tuple[object, ...]:
+def _row(dataset: Dataset, about: Facts) -> tuple[object, ...]:
     channels, *spatial = about.shape
-    return about.case.id, about.case.group, channels, size(spatial), size(about.spacing or ()), *about.pixels
+    told = about.case.id, about.case.group, channels, size(spatial), size(about.spacing or ())
+    return *told, *_pixels(dataset, about)
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -34,7 +34,7 @@ class View(NamedTuple):
 
 def overview(dataset: Dataset, facts: Sequence[Facts], path: Path) -> None:
     """Writes the picture of some of the cases."""
-    views = [_view(dataset, about) for about in _choose(facts)]
+    views, names = [_view(dataset, about) for about in _choose(facts)], dataset.label_names
     rows = [views[start : start + COLUMNS] for start in range(0, len(views), COLUMNS)] or [[]]
     heights = [WIDTH * max((min(view.tallness, 1.5) for view in row), default=1.0) + 0.6 for row in rows]
     figure = Figure(figsize=(WIDTH * COLUMNS, sum(heights) + 1), layout="constrained")
@@ -43,11 +43,11 @@ def overview(dataset: Dataset, facts: Sequence[Facts], path: Path) -> None:
     for axis in axes:
         axis.axis("off")
     for axis, view in zip(axes, views, strict=False):
-        _draw(axis, view, len(dataset.classes))
-    lines = [Line2D([], [], color=_colour(label), linewidth=3) for label in range(1, len(dataset.classes))]
+        _draw(axis, view, len(names))
+    lines = [Line2D([], [], color=_colour(label), linewidth=3) for label in range(1, len(names))]
     columns = -(-len(lines) // -(-len(lines) // 6))  # as even as they can be
     figure.legend(
-        lines, dataset.classes[1:], loc="outside lower center", ncols=columns, fontsize=12,
+        lines, names[1:], loc="outside lower center", ncols=columns, fontsize=12,
         facecolor="#444444", framealpha=1, labelcolor="white",
     )  # fmt: skip
     figure.savefig(path, dpi=110)
@@ -69,7 +69,7 @@ def _view(dataset: Dataset, about: Facts) -> View:
     group = "" if about.case.group == about.case.id else f"{_short(about.case.group)}, "
     where = ""
     if labels.ndim == 3:
-        best = max(range(len(labels)), key=lambda index: _worth(labels[index], len(dataset.classes)))
+        best = max(range(len(labels)), key=lambda index: _worth(labels[index], len(dataset.label_names)))
         where = f"slice {best + 1} of {len(labels)}, "
         image, labels = image[:, best], labels[best]
     title = f"{_short(about.case.id)}\n{group}{where}{size(labels.shape)}"

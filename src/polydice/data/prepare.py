@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydice.data.cache import CacheError, digests, publish, sha256, short_hash
-from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Intensity, Sample
+from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Intensity, Regions, Sample
 from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
@@ -88,6 +88,7 @@ class Prepared:
         self.name: str = index["name"]
         self.classes: tuple[str, ...] = tuple(index["classes"])
         self.ignore: int | None = index.get("ignore")  # VOID, if there can be pixels without a label
+        self.regions = Regions(**as_tuple(index["regions"])) if "regions" in index else None
         self.channels: int = index["channels"]
         self.settings = Preparation(**{name: as_tuple(value) for name, value in index["settings"].items()})
         self.dims: int = self.settings.dims
@@ -125,6 +126,21 @@ class Prepared:
 
     def __len__(self) -> int:
         return len(self.case_of)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """By label: the classes, unless these are regions."""
+        return self.regions.label_names(self.classes) if self.regions else self.classes
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...] | None:
+        """The labels of each class, if these are regions."""
+        return self.regions.members if self.regions else None
+
+    @property
+    def outputs(self) -> int:
+        """The channels of a network's logits: the background has one, unless the classes are regions."""
+        return len(self.regions.order) if self.regions else len(self.classes)
 
     def item(self, index: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """Image `[channels, *spatial]` and labels `[*spatial]`: views, nothing is copied."""
@@ -187,6 +203,7 @@ def named(dataset: Dataset, about: object, contents: Mapping[Path, str]) -> str:
     reader = f"{dataset.read.__module__}.{dataset.read.__qualname__}"
     content: list[Any] = [dataset.name, dataset.classes, dataset.intensity, reader, cases]
     content += [] if dataset.ignore is None else [dataset.ignore]
+    content += [] if dataset.regions is None else [dataset.regions._asdict()]
     readable = re.sub(r"[^\w-]+", "-", dataset.name)
     return f"{readable}-{short_hash(json.dumps((FORMAT, about, content)))}"
 
@@ -207,6 +224,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
     every = _each(dataset, lambda sample: _ready(sample, dataset, settings), "preparing", workers)
     index: dict[str, Any] = {"format": FORMAT, "name": dataset.name, "classes": dataset.classes, "cases": []}
     index |= {} if dataset.ignore is None else {"ignore": VOID}
+    index |= {} if dataset.regions is None else {"regions": dataset.regions._asdict()}
     with closing(every), ExitStack() as files:
         images: list[IO[bytes]] = [files.enter_context((folder / IMAGES).open("wb"))]
         labels = files.enter_context((folder / LABELS).open("wb"))
@@ -291,11 +309,11 @@ def _ignored_as(value: int, labels: NDArray[Any], dataset: Dataset) -> NDArray[A
 
 def _check(sample: Sample, dataset: Dataset, dims: int) -> None:
     """The last guard: an array that is wrong here would be wrong in every training."""
-    image, labels, classes = sample.image, sample.labels, min(len(dataset.classes), VOID)
+    image, labels, count = sample.image, sample.labels, min(len(dataset.label_names), VOID)
     if image.ndim not in (3, 4) or image.shape[1:] != labels.shape or labels.size == 0:
         raise DataError(f"image {list(image.shape)} and labels {list(labels.shape)} do not fit: [channels, *spatial]")
     if dims == 3 and labels.ndim == 2:
         raise DataError("it is a single image, not a volume: prepare with dims=2")
     known = _ignored_as(0, labels, dataset)
-    if known.min() < 0 or known.max() >= classes:
-        raise DataError(f"labels {known.min()} to {known.max()}, but the classes are 0 to {classes - 1}")
+    if known.min() < 0 or known.max() >= count:
+        raise DataError(f"labels {known.min()} to {known.max()}, but the classes are 0 to {count - 1}")

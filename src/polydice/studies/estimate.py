@@ -55,7 +55,7 @@ def timed(settings: Settings, prepared: Prepared) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as runs are trained that share the cores
     try:
-        classes = len(prepared.classes)
+        classes = prepared.outputs
         model = build(settings.model, prepared.channels, classes, **settings.model_options).to(device).train()
         images = torch.rand(count, prepared.channels, *shape, device=device)
         labels = torch.randint(classes, (count, *shape), device=device)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,15 @@ def outcomes_of(runs: Mapping[tuple[int, int], Finished], pairs: Iterable[tuple[
     for replicate, fold in pairs:
         cases = runs[replicate, fold].result["cases"]
         matrices = np.array([case["confusion"] for case in cases], np.int64)
-        outcomes.append(Outcome(replicate, fold, tuple(case["group"] for case in cases), matrices))
+        members = members_of(runs[replicate, fold].result)
+        outcomes.append(Outcome(replicate, fold, tuple(case["group"] for case in cases), matrices, members))
     return outcomes
+
+
+def members_of(result: Mapping[str, Any]) -> list[list[int]] | None:
+    """The labels of each class, if these are regions."""
+    found: list[list[int]] | None = result.get("regions", {}).get("members")
+    return found
 
 
 def _folds(grid: Pairs) -> int:

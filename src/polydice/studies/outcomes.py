@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polydice.studies.noise import Floats
-from polydice.training.metrics import dice_per_class
+from polydice.training.metrics import Members, dice_per_class, pixels_per_class
 
 Score = Literal["dice_foreground", "dice_global", "dice_case"]
 
@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     fold: int
     groups: tuple[str, ...]  # of each case: its patient, its sequence
     matrices: NDArray[np.int64]  # [cases, C, C]: row the truth, column the prediction
+    members: Members | None = None  # where classes are regions, and the matrices those of labels
 
 
 class Scored(NamedTuple):
@@ -117,7 +118,7 @@ def _same_cases(run: Outcome, first: Outcome, whose: str) -> None:
 
 def _score(run: Outcome, score: Score) -> tuple[float, Floats]:
     """A run's score, and by how much each case moves it: the slope of the score in the case's weight."""
-    numerators, denominators = _parts(torch.from_numpy(np.ascontiguousarray(run.matrices)), score).numpy()
+    numerators, denominators = _parts(torch.from_numpy(np.ascontiguousarray(run.matrices)), score, run.members).numpy()
     top, bottom = numerators.sum(0), denominators.sum(0)
     there = bottom > 0  # a class that is nowhere does not count
     empty = score != "dice_global" and not run.matrices[:, 1:, :].any()  # no foreground in the truth
@@ -128,15 +129,15 @@ def _score(run: Outcome, score: Score) -> tuple[float, Floats]:
     return float(ratios.mean()), slopes.mean(1)
 
 
-def _parts(matrices: Tensor, score: Score) -> Tensor:
+def _parts(matrices: Tensor, score: Score, members: Members | None) -> Tensor:
     """`[2, cases, terms]`: numerators and denominators. A score is the mean over its terms of Σ numerator / Σ
     denominator, Σ over the cases; for `dice_case` there is one term, for the others the terms are the classes."""
     if score in ("dice_foreground", "dice_global"):
         first = 1 if score == "dice_foreground" else 0
-        hits, sizes = matrices.diagonal(dim1=-2, dim2=-1), matrices.sum(-1) + matrices.sum(-2)
-        parts = 2 * hits[..., first:], sizes[..., first:]
+        both, truth, guess = pixels_per_class(matrices, members)
+        parts = 2 * both[..., first:], (truth + guess)[..., first:]
     elif score == "dice_case":
-        dice = dice_per_class(matrices)[..., 1:].nanmean(-1, keepdim=True)
+        dice = dice_per_class(matrices, members)[..., 1:].nanmean(-1, keepdim=True)
         parts = dice.nan_to_num(0), ~dice.isnan()
     else:
         raise ValueError(f"score must be 'dice_foreground', 'dice_global' or 'dice_case': {score!r}")

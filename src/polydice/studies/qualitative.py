@@ -19,6 +19,7 @@ from polydice.data.cases import VOID, DataError
 from polydice.data.overview import COLOURS
 from polydice.data.prepare import Prepared, PreparedCase
 from polydice.studies.comparison import Comparison
+from polydice.studies.grids import members_of
 from polydice.studies.study import Finished, Study
 from polydice.training.checkpoint import CheckpointError
 from polydice.training.inference import Network
@@ -66,7 +67,7 @@ def qualitative(study: Study, comparison: Comparison) -> Figure:
     except CheckpointError as error:
         why = str(error).replace(str(study.folder), "DIR")
         raise NotHereError(f"the weights of these runs cannot be read: {why}") from error
-    return _drawn(views, [each.run.loss for each in runs], prepared.classes)
+    return _drawn(views, [each.run.loss for each in runs], prepared.label_names)
 
 
 def _together(study: Study, comparison: Comparison) -> list[Finished]:
@@ -113,7 +114,7 @@ def _view(
     """Of a volume, the slice with most foreground."""
     labels = np.stack([prepared.item(item)[1] for item in case.items])
     planes = labels.reshape(-1, *labels.shape[-2:])
-    best = int(((planes > 0) & (planes < len(prepared.classes))).sum(axis=(1, 2)).argmax())
+    best = int(((planes > 0) & (planes < len(prepared.label_names))).sum(axis=(1, 2)).argmax())
     item, plane = divmod(best, len(planes) // len(case.items))
     image = np.array(prepared.item(case.items[item])[0])
     maps = [network.segment(as_float(torch.from_numpy(image))[None]).numpy() for network in networks]
@@ -130,7 +131,8 @@ def _view(
 def _case_dice(each: Finished) -> dict[str, float]:
     """Of the test cases that have a foreground class to be scored, the mean Dice over these classes."""
     cases = each.result["cases"]
-    scores = dice_per_class(torch.tensor([case["confusion"] for case in cases]))[:, 1:].nanmean(1)
+    matrices, members = torch.tensor([case["confusion"] for case in cases]), members_of(each.result)
+    scores = dice_per_class(matrices, members)[:, 1:].nanmean(1)
     return {case["id"]: score for case, score in zip(cases, scores.tolist(), strict=True) if score == score}
 
 

@@ -23,7 +23,8 @@ def parse_loss(text: str, **options: Any) -> Loss | LossSum | Mixed:
 
     A loss is one of polydice's, or anybody's as `module:Class`, with or without arguments in brackets. Its module is
     imported, and no other code is run.
-    `options` are those of every term that takes them, where the text does not say otherwise.
+    `options` are those of every term that takes them, where the text does not say otherwise; `ignore_index` alone is
+    given to other people's losses too.
 
     >>> parse_loss("PolyDice1Loss(0.2, batch=True) + 0.5 * CrossEntropyLoss()")
     PolyDice1Loss(epsilon=0.2, batch=True) + 0.5 * CrossEntropyLoss()
@@ -69,8 +70,8 @@ def _foreign(call: ast.Call, kind: type[nn.Module], options: dict[str, Any]) -> 
     if issubclass(kind, Loss):
         return _own(call, kind, options)
     given, named = foreign.arguments(call)
-    words = {name: value for name, value in options.items() if takes(kind, name)} | named
     spelt, ignore = foreign.spelt(call), options.get("ignore_index")
+    words = ({"ignore_index": ignore} if ignore is not None and takes(kind, "ignore_index") else {}) | named
     masked = "ignore_index" not in words and takes(kind.forward, "mask")
     if ignore is not None and words.get("ignore_index", ignore if masked else None) != ignore:
         raise ValueError(

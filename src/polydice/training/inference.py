@@ -1,6 +1,6 @@
 """A network as it is run: its precision, its compilation, and label maps of whole images and volumes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ class Segmented(NamedTuple):
 
 
 class Network:
-    """`network(images)` gives logits as in training; `network.segment(images)` label maps.
+    """`network(images)` gives logits as in training; `network.segment(images)` label maps, which of regions are written
+    in their `order`.
 
     A GPU computes in bfloat16, with weights and sums in float32, and compiles the network, unless told otherwise.
     """
@@ -38,8 +39,9 @@ class Network:
         patch: tuple[int, int, int] | None = None,
         precision: Precision = "auto",
         compile: bool | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
-        self.module, self.patch = module, patch
+        self.module, self.patch, self.order = module, patch, order
         self.trained = module  # wrapped, while several processes train it together
         self.device = next(module.parameters()).device
         on_gpu = self.device.type == "cuda"
@@ -69,7 +71,7 @@ class Network:
         """Label maps `[B, *spatial]`, uint8, of images `[B, C, *spatial]`, volumes window by window."""
         self.module.eval()
         logits = self(images, whole) if self.patch is None else self.by_windows(images, self._window_logits)
-        return logits.argmax(1).to(torch.uint8)
+        return label_maps(logits, self.order)
 
     def by_windows(
         self,
@@ -105,6 +107,21 @@ class Network:
     def confusion(self, batches: Batches, classes: int) -> Tensor:
         """The confusion matrix of every item, `[N, C, C]`, on the device."""
         return torch.cat([each.matrices for each in self.segmented(batches, classes)])
+
+
+def label_maps(logits: Tensor, order: Sequence[int] | None = None) -> Tensor:
+    """Logits `[B, C, *spatial]` to labels `[B, *spatial]`, uint8: the class that wins or, of regions, the label that
+    `order` has for each one that is likelier than not, over those before it.
+
+    >>> label_maps(torch.tensor([[[-1.0, 2.0, 2.0, -3.0], [-1.0, -1.0, 1.0, 4.0]]]), order=(1, 2)).tolist()
+    [[0, 1, 2, 2]]
+    """
+    if order is None:
+        return logits.argmax(1).to(torch.uint8)
+    labels = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
+    for channel, label in zip(logits.unbind(1), order, strict=True):
+        labels[channel > 0] = label
+    return labels
 
 
 def patch_for(prepared: Prepared) -> tuple[int, int, int]:

@@ -54,7 +54,8 @@ def train(
         dataset, prepared = opened(settings)
         try_network(settings, prepared)
         try_loss(settings, prepared)
-        run = Run(settings, process, dataset, prepared, objective(settings.loss, process, prepared.ignore))
+        loss = objective(settings.loss, process, prepared.ignore, prepared.regions)
+        run = Run(settings, process, dataset, prepared, loss)
         if settings.resume:
             run.resume()
         if tell and process.first:
@@ -97,7 +98,8 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
     for step, batch in enumerate(run.training.epoch(run.epoch), start=run.epoch * run.steps):
         set_rate(run.optimizer, settings, step, settings.epochs * run.steps)
         run.optimizer.zero_grad()
-        loss = supervised(run.loss, run.network(batch.images), batch.labels)
+        logits = run.network(batch.images)
+        loss = supervised(run.loss, logits, batch.labels, run.prepared.ignore, run.prepared.regions)
         loss.backward()
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip)
@@ -125,14 +127,14 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
 
 def validate(run: Run) -> dict[str, Any]:
     """The scores of the network as it is, which choose the best weights and move a κ or ε that follows them."""
-    items, classes = run.items(run.fold.validation), len(run.prepared.classes)
-    matrices = torch.zeros(len(items), classes, classes, dtype=torch.int64, device=run.process.device)
+    items, labels, members = run.items(run.fold.validation), len(run.prepared.label_names), run.prepared.members
+    matrices = torch.zeros(len(items), labels, labels, dtype=torch.int64, device=run.process.device)
     if run.validation is not None:
-        matrices[run.process.rank :: run.process.world] = run.network.confusion(run.validation, classes)
+        matrices[run.process.rank :: run.process.world] = run.network.confusion(run.validation, labels)
     _, cases = per_case(run.process.total(matrices).cpu(), [run.prepared.case_of[item] for item in items])
-    scores = summary(cases)
+    scores = summary(cases, members)
     run.keep_if_best(scores[run.settings.score])
-    adapt(run.adaptive, dice_per_class(cases.sum(0)))
+    adapt(run.adaptive, dice_per_class(cases.sum(0), members)[-run.prepared.outputs :])  # of the classes with a channel
     return scores
 
 

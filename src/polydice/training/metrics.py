@@ -16,6 +16,7 @@ LANES = 256  # counters for each cell of a matrix
 STRATA = ("tiny", "small", "medium", "large")
 
 Key = TypeVar("Key", bound=Hashable)
+Members = Sequence[Sequence[int]]  # the labels of each class, where classes are regions that overlap
 
 
 def confusion(prediction: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -58,39 +59,63 @@ def per_case(matrices: Tensor, case_of: Sequence[Key]) -> tuple[list[Key], Tenso
     return list(place), matrices.new_zeros(len(place), *matrices.shape[1:]).index_add_(0, index, matrices)
 
 
-def dice_per_class(matrix: Tensor) -> Tensor:
-    """2TP / (2TP + FP + FN) of each class, `[..., C, C]` to `[..., C]`, float64.
+class Pixels(NamedTuple):
+    """Of each class `[..., C]`: how many are of it in truth and prediction, in truth, in prediction."""
+
+    both: Tensor
+    truth: Tensor
+    guess: Tensor
+
+
+def pixels_per_class(matrix: Tensor, members: Members | None = None) -> Pixels:
+    """From matrices `[..., C, C]` or, where classes are regions that have these `members`, from those of labels.
+
+    >>> matrix = torch.tensor([[5, 1, 0], [0, 3, 2], [0, 1, 4]])
+    >>> [found.tolist() for found in pixels_per_class(matrix, ((0,), (1, 2), (2,)))]
+    [[5, 10, 4], [6, 10, 5], [5, 11, 6]]
+    """
+    if members is None:
+        return Pixels(matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2))
+    truth, guess = matrix.sum(-1), matrix.sum(-2)
+    every = [torch.tensor(labels, device=matrix.device) for labels in members]
+    both = [matrix.index_select(-2, labels).index_select(-1, labels).sum((-2, -1)) for labels in every]
+    found = both, *([total.index_select(-1, labels).sum(-1) for labels in every] for total in (truth, guess))
+    return Pixels(*(torch.stack(each, -1) for each in found))
+
+
+def dice_per_class(matrix: Tensor, members: Members | None = None) -> Tensor:
+    """2TP / (2TP + FP + FN) of each class, `[..., C, C]` to `[..., C]`, float64; `members` as in `pixels_per_class`.
 
     >>> dice_per_class(torch.tensor([[8, 2, 0], [0, 0, 0], [0, 0, 0]]))
     tensor([0.8889, 0.0000,    nan], dtype=torch.float64)
     """
-    matrix = matrix.double()
-    return 2 * matrix.diagonal(dim1=-2, dim2=-1) / (matrix.sum(-1) + matrix.sum(-2))  # 0/0 is NaN: not counted
+    both, truth, guess = pixels_per_class(matrix.double(), members)
+    return 2 * both / (truth + guess)  # 0/0 is NaN: not counted
 
 
-def dice_global(matrices: Tensor) -> float:
+def dice_global(matrices: Tensor, members: Members | None = None) -> float:
     """One confusion matrix over all pixels of all cases, Dice of each class, mean over classes with the background."""
-    return float(dice_per_class(matrices.sum(0)).nanmean())
+    return float(dice_per_class(matrices.sum(0), members).nanmean())
 
 
-def dice_foreground(matrices: Tensor) -> float:
+def dice_foreground(matrices: Tensor, members: Members | None = None) -> float:
     """As `dice_global`, mean over the foreground classes alone: to predict nothing pays nothing.
 
     >>> nothing = torch.tensor([[[900, 0], [100, 0]]])
     >>> round(dice_global(nothing), 2), dice_foreground(nothing)
     (0.47, 0.0)
     """
-    return float(dice_per_class(matrices.sum(0))[1:].nanmean()) if has_foreground(matrices) else math.nan
+    return float(dice_per_class(matrices.sum(0), members)[1:].nanmean()) if has_foreground(matrices) else math.nan
 
 
-def dice_case(matrices: Tensor) -> float:
+def dice_case(matrices: Tensor, members: Members | None = None) -> float:
     """Dice of each case and foreground class, mean over the classes counted in a case, then mean over cases.
 
     So every case weighs the same, whatever it holds; a case without a counted class is left out. The other order,
     which weighs every class the same, is `dice_case_per_class(matrices)[1:].nanmean()`: nnU-Net's `foreground_mean`.
     The two differ only where a class is missing from some cases.
     """
-    return _case_mean(dice_per_class(matrices)) if has_foreground(matrices) else math.nan
+    return _case_mean(dice_per_class(matrices, members)) if has_foreground(matrices) else math.nan
 
 
 def has_foreground(matrices: Tensor) -> bool:
@@ -98,20 +123,20 @@ def has_foreground(matrices: Tensor) -> bool:
     return bool(matrices[:, 1:].any())
 
 
-def lost_classes(matrices: Tensor) -> list[int]:
+def lost_classes(matrices: Tensor, members: Members | None = None) -> list[int]:
     """The classes that are in the truth of some case and predicted in none: a network has collapsed there. One that
     sees foreground everywhere has lost the background.
 
     >>> lost_classes(torch.tensor([[[8, 1, 0], [0, 1, 0], [2, 0, 0]]]))
     [2]
     """
-    total = matrices.sum(0)
-    return [label for label in range(len(total)) if total[label].any() and not total[:, label].any()]
+    _, truth, guess = pixels_per_class(matrices.sum(0), members)
+    return torch.nonzero((truth > 0) & (guess == 0)).flatten().tolist()
 
 
-def dice_case_per_class(matrices: Tensor) -> Tensor:
+def dice_case_per_class(matrices: Tensor, members: Members | None = None) -> Tensor:
     """Dice of each class as the mean over the cases it is counted in, `[N, C, C]` to `[C]`, float64."""
-    return dice_per_class(matrices).nanmean(0)
+    return dice_per_class(matrices, members).nanmean(0)
 
 
 def _case_mean(values: Tensor) -> float:
@@ -155,6 +180,7 @@ def surface(
     classes: int,
     spacing: Sequence[float] | None = None,
     tolerance: float = 2.0,
+    members: Members | None = None,
 ) -> Surface:
     """HD95 and normalised surface Dice of one image or volume `[*spatial]`, from MONAI's edges and distances.
 
@@ -162,7 +188,7 @@ def surface(
     With `spacing`, the millimetres along each axis, distances and tolerance are in millimetres, else in pixels.
     Pixels whose label is outside 0 … C − 1 belong to no class, whatever is predicted there.
     A class in only one of truth and prediction has as HD95 the diagonal, the largest distance the image can hold:
-    left out, a missed structure would improve the mean.
+    left out, a missed structure would improve the mean. `members` are the labels of each class, if not its own number.
     """
     _check_shapes(prediction, labels)
     if spacing is not None and len(spacing) != labels.ndim:
@@ -176,11 +202,13 @@ def surface(
     diagonal = math.hypot(*((length - 1) * size for length, size in zip(labels.shape, step, strict=True)))
 
     prediction, labels = prediction.cpu(), labels.cpu()
-    prediction = torch.where((labels >= 0) & (labels < classes), prediction, 0)
+    members = members or [[label] for label in range(classes)]
+    known = torch.isin(labels, torch.tensor([label for each in members for label in each]))
     hd95, nsd = torch.full((2, classes), math.nan, dtype=torch.float64)
     missing = 0
     for label in range(1, classes):
-        guess, truth = prediction == label, labels == label
+        own = torch.tensor(members[label])
+        guess, truth = torch.isin(prediction, own) & known, torch.isin(labels, own)
         found = int(guess.any()) + int(truth.any())
         if found == 1:
             hd95[label], nsd[label] = diagonal, 0
@@ -194,17 +222,19 @@ def surface(
     return Surface(hd95, nsd, missing, "px" if spacing is None else "mm", tolerance)
 
 
-def summary(matrices: Tensor) -> dict[str, Any]:
+def summary(matrices: Tensor, members: Members | None = None) -> dict[str, Any]:
     """The scores that a validation is about."""
     return {
-        "dice_foreground": _number(dice_foreground(matrices)),
-        "dice_global": _number(dice_global(matrices)),
-        "dice_case": _number(dice_case(matrices)),
-        "dice_global_per_class": _numbers(dice_per_class(matrices.sum(0))),
+        "dice_foreground": _number(dice_foreground(matrices, members)),
+        "dice_global": _number(dice_global(matrices, members)),
+        "dice_case": _number(dice_case(matrices, members)),
+        "dice_global_per_class": _numbers(dice_per_class(matrices.sum(0), members)),
     }
 
 
-def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = (), names: Sequence[str] = ()) -> dict[str, Any]:
+def evaluate(
+    matrices: Tensor, surfaces: Sequence[Surface] = (), names: Sequence[str] = (), members: Members | None = None
+) -> dict[str, Any]:
     """Every score of a test set, ready for JSON, from one matrix `[N, C, C]` and, where wanted, one `Surface` per case.
 
     Lists have one entry per class, the background first; but `lost_classes` has the names of those that are lost.
@@ -216,16 +246,16 @@ def evaluate(matrices: Tensor, surfaces: Sequence[Surface] = (), names: Sequence
     matrices = matrices.cpu()
     scores = {
         "cases": len(matrices),
-        **summary(matrices),
+        **summary(matrices, members),
         "predicts_nothing": has_foreground(matrices) and not matrices[..., 1:].any(),
-        "lost_classes": [names[label] if names else f"class {label}" for label in lost_classes(matrices)],
-        "dice_case_per_class": _numbers(dice_case_per_class(matrices)),
-        "strata": _by_stratum(matrices),
+        "lost_classes": [names[label] if names else f"class {label}" for label in lost_classes(matrices, members)],
+        "dice_case_per_class": _numbers(dice_case_per_class(matrices, members)),
+        "strata": _by_stratum(matrices, members),
     }
     return scores | ({"surface": _surfaces(surfaces, len(matrices))} if surfaces else {})
 
 
-def _by_stratum(matrices: Tensor) -> dict[str, dict[str, Any]]:
+def _by_stratum(matrices: Tensor, members: Members | None) -> dict[str, dict[str, Any]]:
     names, share = strata(matrices), foreground_share(matrices)
     scores = {}
     for name in STRATA:
@@ -234,9 +264,9 @@ def _by_stratum(matrices: Tensor) -> dict[str, dict[str, Any]]:
             scores[name] = {
                 "cases": int(chosen.sum()),
                 "foreground_share": [float(share[chosen].min()), float(share[chosen].max())],
-                "dice_foreground": _number(dice_foreground(matrices[chosen])),
-                "dice_global": _number(dice_global(matrices[chosen])),
-                "dice_case": _number(dice_case(matrices[chosen])),
+                "dice_foreground": _number(dice_foreground(matrices[chosen], members)),
+                "dice_global": _number(dice_global(matrices[chosen], members)),
+                "dice_case": _number(dice_case(matrices[chosen], members)),
             }
     return scores
 

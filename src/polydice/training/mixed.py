@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polydice.base import Loss, LossSum
@@ -13,20 +14,20 @@ from polydice.base import Loss, LossSum
 class Foreign(nn.Module):
     """A loss of another package, `module(logits, labels)`, as `spelt`.
 
-    It is given float32 logits `[B, C, *spatial]` and int64 labels `[B, *spatial]`. Pixels with the label `masked`, if
-    there are such, are 0 in the labels and False in the `mask` that it is given then.
+    It is given float32 logits `[B, C, *spatial]` and int64 labels `[B, *spatial]`, or float32 masks like the logits.
+    Pixels with the label `masked`, if there are such, are 0 in the labels and False in the `mask` it is given then.
     """
 
     def __init__(self, spelt: str, module: nn.Module, masked: int | None = None) -> None:
         super().__init__()
         self.spelt, self.module, self.masked = spelt, module, masked
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Any:
-        logits, labels = logits.float(), labels.long()
-        if self.masked is None:
-            return self.module(logits, labels)
-        mask = labels != self.masked
-        return self.module(logits, labels.where(mask, 0), mask=mask)
+    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Any:
+        logits, target = logits.float(), target.float() if target.dtype == torch.bool else target.long()
+        if self.masked is not None:
+            mask = target != self.masked
+            target = target.where(mask, 0)
+        return self.module(logits, target) if mask is None else self.module(logits, target, mask=mask)
 
     def __repr__(self) -> str:
         return self.spelt
@@ -45,9 +46,9 @@ class Mixed(nn.Module):
     def foreign(self) -> list[tuple[float, Foreign]]:
         return list(zip(self.factors, self.others, strict=True))  # type: ignore[arg-type]
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Any:
-        values = [factor * loss(logits, labels) for factor, loss in self.foreign]
-        return sum(values, self.own(logits, labels)) if self.own is not None else sum(values)
+    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Any:
+        values = [factor * loss(logits, target, mask) for factor, loss in self.foreign]
+        return sum(values, self.own(logits, target, mask)) if self.own is not None else sum(values)
 
     def __add__(self, other: "Loss | LossSum | Mixed") -> "Mixed":
         if isinstance(other, Loss | LossSum):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polydice.data.augment import as_float
-from polydice.data.cases import DataError, Intensity
+from polydice.data.cases import DataError, Intensity, Regions
 from polydice.data.files import UnreadableFile
 from polydice.data.parallel import in_parallel
 from polydice.data.prepare import Preparation, ready_image
@@ -24,7 +24,7 @@ from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.config import Precision
-from polydice.training.inference import Network
+from polydice.training.inference import Network, label_maps
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
@@ -81,7 +81,7 @@ class Predictor:
 
     network: Network  # [B, channels, *spatial] to logits [B, classes, *spatial]
     channels: int
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # the names of the labels
     intensity: Intensity
     settings: Preparation
     flips: bool = False
@@ -114,17 +114,18 @@ class Predictor:
         for z in range(shape[0]):
             centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
             below, above = logits[:, int(centre)], logits[:, min(int(centre) + 1, depth - 1)]
-            planes.append(plane_labels(torch.lerp(below, above, centre % 1).to(self.network.device), shape[1:]))
+            plane = torch.lerp(below, above, centre % 1).to(self.network.device)
+            planes.append(plane_labels(plane, shape[1:], self.network.order))
         return np.stack(planes)
 
 
-def plane_labels(logits: Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
+def plane_labels(logits: Tensor, shape: Sequence[int], order: Sequence[int] | None = None) -> NDArray[np.uint8]:
     """The label map of logits `[classes, y, x]`, which are brought to a grid of `shape` first: its borders are smooth.
 
     Both grids cover the same rectangle, as in `polydice.data.resample`.
     """
     own = F.interpolate(logits[None], tuple(shape), mode="bilinear", align_corners=False)
-    return own[0].argmax(0).byte().cpu().numpy()
+    return label_maps(own, order)[0].cpu().numpy()
 
 
 def load(
@@ -139,6 +140,7 @@ def load(
         module = build(model["name"], model["channels"], model["classes"], **model["options"])
         module.load_state_dict(weights)
         patch, classes, intensity = as_tuple(about["patch"]), tuple(about["classes"]), about["intensity"]
+        regions = Regions(**as_tuple(about["regions"])) if "regions" in about else None
         preparation = Preparation(**settings)
         precision = precision or about.get("precision", "auto")  # older files do not say
         check("precision", precision, Precision)
@@ -148,8 +150,10 @@ def load(
         raise CheckpointError(
             f"{path} does not say what network it holds ({error!r}): give a run's {FILES['best']}"
         ) from error
-    network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False)
-    return Predictor(network, model["channels"], classes, intensity, preparation, flips)
+    order = regions.order if regions else None
+    network = Network(module.eval().to(usable_device(device)), patch, precision, compile=False, order=order)
+    names = regions.label_names(classes) if regions else classes
+    return Predictor(network, model["channels"], names, intensity, preparation, flips)
 
 
 class _Scan(NamedTuple):
@@ -208,7 +212,7 @@ def _labelled(predictor: Predictor, scans: Iterable[_Scan], batch: int) -> Itera
         images = torch.from_numpy(np.stack([scan.items[index] for scan, index in chunk]))
         for (scan, index), logits in zip(chunk, predictor.logits(images), strict=True):
             planes = scan.labels.reshape(-1, *scan.labels.shape[-2:])
-            planes[index] = plane_labels(logits, planes.shape[1:])
+            planes[index] = plane_labels(logits, planes.shape[1:], predictor.network.order)
             if index == len(planes) - 1:
                 yield scan
 

@@ -9,16 +9,17 @@ from torch import Tensor
 from polydice.data.prepare import Prepared
 from polydice.models import MODELS, build
 from polydice.training.config import Settings
-from polydice.training.expression import parse_loss
 from polydice.training.inference import patch_for
 from polydice.training.mixed import Mixed
+from polydice.training.objective import objective, targets
+from polydice.training.processes import Process
 
 
 def try_network(settings: Settings, prepared: Prepared) -> None:
     """Whether the network gives logits for images of this data set."""
     if settings.model in MODELS:
         return
-    classes = len(prepared.classes)
+    classes = prepared.outputs
     images = torch.rand(1, prepared.channels, *sides(settings, prepared))
     told, shape = f"model {settings.model!r}", list(images.shape)
     try:
@@ -36,18 +37,20 @@ def try_network(settings: Settings, prepared: Prepared) -> None:
 
 def try_loss(settings: Settings, prepared: Prepared) -> None:
     """Whether the loss gives one number, with a gradient, for logits and labels of this data set."""
-    loss = parse_loss(settings.loss, **({} if prepared.ignore is None else {"ignore_index": prepared.ignore}))
+    alone = Process(0, 1, torch.device("cpu"))
+    loss = objective(settings.loss, alone, prepared.ignore, prepared.regions)
     if not isinstance(loss, Mixed):
         return
-    classes, shape = len(prepared.classes), sides(settings, prepared)
-    labels = torch.randint(classes, (2, *shape), dtype=torch.uint8)
+    shape = sides(settings, prepared)
+    labels = torch.randint(len(prepared.label_names), (2, *shape), dtype=torch.uint8)
     if prepared.ignore is not None:
         labels[:, :1] = prepared.ignore
+    target, mask = targets(labels, prepared.ignore, prepared.regions)
     for _, each in loss.foreign:
-        logits = torch.randn(2, classes, *shape, requires_grad=True)
-        given = f"logits {list(logits.shape)} and labels {list(labels.shape)}"
+        logits = torch.randn(2, prepared.outputs, *shape, requires_grad=True)
+        given = f"logits {list(logits.shape)} and {'masks' if prepared.regions else 'labels'} {list(target.shape)}"
         try:
-            value = each(logits, labels)
+            value = each(logits, target, mask)
         except Exception as error:  # as above
             raise ValueError(f"loss {each} failed on {given}: {type(error).__name__}: {error}") from error
         if not isinstance(value, Tensor) or value.ndim:

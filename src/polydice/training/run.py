@@ -57,7 +57,7 @@ class Run:
         self.validation = Batches(prepared, mine, self.batch, process.device) if mine else None
 
         torch.manual_seed(settings.seed)
-        channels, classes = prepared.channels, len(prepared.classes)
+        channels, classes = prepared.channels, prepared.outputs
         self.model = build(settings.model, channels, classes, **settings.model_options)
         _pretrain(self.model, settings, process)
         self.model.to(process.device)
@@ -74,8 +74,9 @@ class Run:
             "intensity": dataset.intensity,
             "patch": patch,
             "dataset": prepared.name,
-        }
-        self.network = Network(self.model, patch, settings.precision, compiled)
+        } | ({"regions": prepared.regions._asdict()} if prepared.regions else {})
+        order = prepared.regions.order if prepared.regions else None
+        self.network = Network(self.model, patch, settings.precision, compiled, order)
         self.loss = loss.to(process.device)
         self.adaptive = adaptive(loss, settings.adapt_kappa)
         self.optimizer = make_optimizer(settings, self.model.parameters(), fused=process.device.type == "cuda")

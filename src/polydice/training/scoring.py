@@ -22,11 +22,11 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
     pixels: their mean needs one unit.
     """
     chosen = [prepared.cases[case] for case in cases]
-    classes, in_mm = len(prepared.classes), all(case.spacing for case in chosen)
+    classes, members, in_mm = len(prepared.classes), prepared.members, all(case.spacing for case in chosen)
     items = [item for case in chosen for item in case.items]
-    batches = Batches(prepared, items, batch, network.device)
+    batches, labels = Batches(prepared, items, batch, network.device), len(prepared.label_names)
     found = (
-        each for part in network.segmented(batches, classes) for each in zip(*(of.cpu() for of in part), strict=True)
+        each for part in network.segmented(batches, labels) for each in zip(*(of.cpu() for of in part), strict=True)
     )
     rows: list[dict[str, Any]] = []
     matrices, distances = [], []
@@ -34,13 +34,13 @@ def score(network: Network, prepared: Prepared, cases: Sequence[int], batch: int
         truths, guesses, counts = zip(*(next(found) for _ in case.items), strict=True)
         matrices.append(torch.stack(counts).sum(0))
         row = {"id": case.id, "group": case.group, "confusion": matrices[-1].tolist()}
-        row["dice"] = _plain(dice_per_class(matrices[-1]))
+        row["dice"] = _plain(dice_per_class(matrices[-1], members))
         if surfaces:
-            guess, labels = (torch.stack(each) if case.volume else each[0] for each in (guesses, truths))
-            distances.append(surface(guess, labels, classes, case.spacing if in_mm else None))
+            guess, truth = (torch.stack(each) if case.volume else each[0] for each in (guesses, truths))
+            distances.append(surface(guess, truth, classes, case.spacing if in_mm else None, members=members))
             row |= {"hd95": _plain(distances[-1].hd95), "nsd": _plain(distances[-1].nsd)}
         rows.append(row)
-    return {"test": evaluate(torch.stack(matrices), distances, prepared.classes), "cases": rows}
+    return {"test": evaluate(torch.stack(matrices), distances, prepared.classes, members), "cases": rows}
 
 
 def completed(result: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def completed(result: dict[str, Any]) -> dict[str, Any]:
     for each in (result, result.get("last", {})):
         if {"test", "cases"} <= each.keys() and "lost_classes" not in each["test"]:
             matrices = torch.tensor([case["confusion"] for case in each["cases"]])
-            each["test"] = evaluate(matrices, names=result.get("classes", ())) | each["test"]
+            each["test"] = evaluate(matrices, names=result.get("classes", ())) | each["test"]  # had no regions yet
     return result
 
 

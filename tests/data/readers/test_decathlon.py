@@ -193,7 +193,7 @@ def test_channels_of_different_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "told"),
     [
-        ({"labels": {"background": 0, "whole tumour": [1, 2], "core": 2}}, "'whole tumour' is a region"),
+        ({"labels": {"background": 0, "whole tumour": [1, 2], "core": 2}}, "regions need regions_class_order"),
         ({"labels": {"background": 0, "tumour": 2}}, "numbered 0, 1, 2"),
         ({"labels": {"background": "none"}}, "is not as the Decathlon or nnU-Net write it"),
         ({"labels": None}, "is not as the Decathlon or nnU-Net write it"),

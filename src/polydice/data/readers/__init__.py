@@ -70,8 +70,8 @@ def _completed(dataset: Dataset, ignore: int | None) -> Dataset:
     dataset = replace(dataset, listed=dataset.listed or len(dataset.cases) + incomplete(dataset.findings))
     if ignore is None:
         return dataset
-    if 0 <= ignore < len(dataset.classes):
-        raise DataError(f"--ignore {ignore} is the class {dataset.classes[ignore]!r} of {dataset.folder}")
+    if 0 <= ignore < len(dataset.label_names):
+        raise DataError(f"--ignore {ignore} is the class {dataset.label_names[ignore]!r} of {dataset.folder}")
     if dataset.read is not read_two_classes:
         return replace(dataset, ignore=ignore)
     read = update_wrapper(partial(read_two_classes, ignore=ignore), read_two_classes)  # prepared sets have its name

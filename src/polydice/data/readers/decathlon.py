@@ -9,10 +9,10 @@ import re
 from dataclasses import replace
 from os.path import abspath
 from pathlib import Path
-from typing import Any
 
 from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
 from polydice.data.files import ending, read_images, read_mask, stem
+from polydice.data.readers.labels import described
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
 HIPPOCAMPUS = re.compile(r"hippocampus_(\d{3})")
@@ -28,7 +28,7 @@ def find_decathlon(folder: Path) -> Dataset | None:
         return None
     try:
         about = json.loads(description.read_text(encoding="utf-8-sig"))
-        classes, ignore = _classes(about["labels"])
+        classes, ignore, regions = described(about["labels"], about.get("regions_class_order"))
         channels = [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
         listed = [(folder / case["image"], folder / case["label"]) for case in about.get("training", ())]
     except DataError as problem:
@@ -44,7 +44,7 @@ def find_decathlon(folder: Path) -> Dataset | None:
     if "hippocampus" in name.lower():
         cases = [replace(case, group=_person(case.id) or case.id) for case in cases]
     return Dataset(
-        name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore
+        name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore, regions
     )  # fmt: skip
 
 
@@ -52,21 +52,6 @@ def read_channels(case: Case) -> Sample:
     """The channels of an image, from one file or a file each, and its labels."""
     image, spacing = read_images(case.images)
     return Sample(image, read_mask(case.masks[0]), spacing)
-
-
-def _classes(labels: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
-    """The names by number, from `{"0": name}` as the Decathlon writes it, or `{name: 0}` as nnU-Net does, and the
-    number that is called "ignore"."""
-    for name, number in labels.items():
-        if isinstance(number, list):
-            raise DataError(f"{name!r} is a region, {number}: regions overlap, but here a pixel has one label")
-    numbered = all(map(str.isdecimal, labels))
-    names = {int(key if numbered else value): value if numbered else key for key, value in labels.items()}
-    ignore = next((number for number, name in names.items() if name == "ignore"), None)
-    names = {number: name for number, name in names.items() if number != ignore}
-    if sorted(names) != list(range(len(names))) or len(names) < 2:
-        raise DataError(f"labels must be numbered 0, 1, 2 and so on, at least two: {sorted(names)}")
-    return tuple(str(names[number]) for number in sorted(names)), ignore
 
 
 def _person(case: str) -> str | None:
