@@ -51,6 +51,25 @@ def test_transparency_and_palettes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(tmp_path / "indexed.png")[0][0], np.where(labels == 1, 255, 0))
 
 
+def test_a_gif_is_one_picture(tmp_path: Path) -> None:
+    """Grey stays grey, a palette is colours in an image and labels in a mask, and a film is refused."""
+    grey = write.picture(tmp_path / "grey.gif", GREY)
+    np.testing.assert_array_equal(read_image(grey)[0], GREY[None])
+    np.testing.assert_array_equal(read_mask(grey), GREY)
+    labels = GREY % 3
+    indexed = Image.frombytes("P", labels.shape[::-1], labels.tobytes())
+    indexed.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    indexed.save(tmp_path / "indexed.gif")
+    np.testing.assert_array_equal(read_mask(tmp_path / "indexed.gif"), labels)
+    red, green, blue = read_image(tmp_path / "indexed.gif")[0]
+    np.testing.assert_array_equal(red, np.where(labels == 1, 255, 0))
+    np.testing.assert_array_equal(green, np.where(labels == 2, 255, 0))
+    assert not blue.any()
+    indexed.save(tmp_path / "film.gif", save_all=True, append_images=[indexed.rotate(180), indexed])
+    with pytest.raises(UnreadableFile, match=r"film\.gif: is a film of 3 frames"):
+        read_image(tmp_path / "film.gif")
+
+
 def test_a_mask_may_be_rgb_but_not_coloured(tmp_path: Path) -> None:
     grey = np.repeat(GREY[..., None], 3, axis=2)
     np.testing.assert_array_equal(read_mask(write.picture(tmp_path / "grey.png", grey)), GREY)
@@ -210,6 +229,7 @@ def _files(folder: Path) -> list[Path]:
         write.picture(folder / "a.tif", COLOUR),
         write.picture(folder / "b.tif", COLOUR, compression="tiff_lzw"),
         write.picture(folder / "a.bmp", COLOUR),
+        write.picture(folder / "a.gif", GREY),
         write.volume(folder / "a.nii", np.zeros((3, 5, 7), np.uint8)),
         write.volume(folder / "a.nii.gz", np.zeros((3, 5, 7), np.uint8)),
         write.archive(folder / "a.npz", image=GREY, label=GREY),

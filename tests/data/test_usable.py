@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polydice.data.cases import Case, DataError, Dataset, Sample
+from polydice.data.check import check
 from polydice.data.prepare import Preparation, prepare
 from polydice.data.readers import open_dataset
 from polydice.data.readers.pairs import read_labels
@@ -88,6 +89,26 @@ def test_black_and_white_masks_with_a_void_are_prepared(tmp_path: Path) -> None:
     _, prepared = usable(open_dataset(folder, ignore=128), SMALL, tmp_path / "cache")
     expected = np.select([mask == 128, mask == 255], [255, 1], 0)
     np.testing.assert_array_equal(prepared.item(0)[1], expected)
+
+
+@pytest.mark.parametrize("grey", ["0", "2"])
+def test_a_grey_picture_among_coloured_ones_is_made_one_of_them(grey: str, tmp_path: Path) -> None:
+    """Whether it is met first or later; where most are grey, a colour is an error."""
+    folder = pictures(tmp_path / "set", 4)
+    picture = NUMBERS.integers(0, 256, (8, 8), dtype=np.uint8)
+    write.picture(folder / "images" / f"{grey}.png", picture)
+    write.picture(folder / "masks" / f"{grey}.png", np.eye(8, dtype=np.uint8))
+    dataset = open_dataset(folder)
+    told = "is grey, where most images are coloured: its grey is red, green and blue"
+    assert ("warning", f"images/{grey}.png", told) in check(dataset, workers=1).findings
+    _, prepared = usable(dataset, SMALL, tmp_path / "cache")
+    assert prepared.channels == 3
+    np.testing.assert_array_equal(prepared.item(int(grey))[0], np.stack([picture] * 3))
+    for number in {"0", "1", "2", "3"} - {grey, "1"}:
+        write.picture(folder / "images" / f"{number}.png", picture + np.uint8(number))
+        write.picture(folder / "masks" / f"{number}.png", np.eye(8, dtype=np.uint8))
+    with pytest.raises(DataError, match=r"images/1\.png +has 3 channels in 2D, where most images have 1 channel"):
+        usable(open_dataset(folder), SMALL, tmp_path / "cache")
 
 
 def test_errors_are_left_out_and_remembered(tmp_path: Path) -> None:

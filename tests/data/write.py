@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def picture(path: Path, array: NDArray[np.generic], **options: object) -> Path:
-    """`[y, x]` or `[y, x, 3]` as PNG, JPEG, TIFF or BMP."""
+    """`[y, x]` or `[y, x, 3]` as PNG, JPEG, TIFF, BMP or GIF."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(array).save(path, **options)
     return path

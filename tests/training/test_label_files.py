@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import nibabel as nib
@@ -31,6 +32,7 @@ def named(inputs: list[Path], by_channel: bool = False, overlay: bool = False) -
         ("a.JPG", "a.png"),
         ("a.jpeg", "a.png"),
         ("a.bmp", "a.png"),
+        ("a.gif", "a.png"),
         ("a.tif", "a.tif"),
         ("a.TIFF", "a.tiff"),
         ("a.1.nii.gz", "a.1.nii.gz"),
@@ -46,6 +48,32 @@ def test_a_folder_is_its_images(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert named([tmp_path, tmp_path / "b.png"]) == ["a.nii.gz", "b.png"]  # each once
+
+
+@pytest.mark.parametrize(
+    ("channels", "given", "made"),
+    [
+        (["T1", "T2"], ["a_0000.nii.gz", "a_0001.nii.gz", "b.nii.gz"], ["a.nii.gz", "b.nii.gz"]),
+        (["CT"], ["a_0000.nii.gz", "b_0000.nii.gz"], ["a.nii.gz", "b.nii.gz"]),
+        (["CT"], ["a_0000.nii.gz", "a_0001.nii.gz"], ["a_0000.nii.gz", "a_0001.nii.gz"]),
+        (["R", "G", "B"], ["a_0000.png", "notes.txt"], ["a.png"]),
+    ],
+)
+def test_of_a_data_set_the_images_of_imagests_are_taken(
+    channels: list[str], given: list[str], made: list[str], tmp_path: Path
+) -> None:
+    """And their label maps are called as nnU-Net calls them; numbers of four digits that are no channels are names."""
+    (tmp_path / "dataset.json").write_text(json.dumps({"channel_names": dict(enumerate(channels))}))
+    for name in ("imagesTr/other_0000.nii.gz", *(f"imagesTs/{name}" for name in given)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for by_channel in (False, True):
+        assert named([tmp_path], by_channel) == made
+    found = jobs([tmp_path], OUT, by_channel=True, overlay=False)
+    assert [file.name for job in found for file in job.files] == [name for name in given if name != "notes.txt"]
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(DataError, match=r"dataset\.json is not as the Decathlon or nnU-Net write it"):
+        jobs([tmp_path], OUT, by_channel=False, overlay=False)
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
@@ -102,7 +130,7 @@ def test_channels_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_what_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "scan.dcm").write_bytes(b"DICM")
-    with pytest.raises(DataError, match=r"scan\.dcm: is not PNG, JPEG, TIFF, BMP or NIfTI"):
+    with pytest.raises(DataError, match=r"scan\.dcm: is not PNG, JPEG, TIFF, BMP, GIF or NIfTI"):
         read(Job((tmp_path / "scan.dcm",), OUT))
     with pytest.raises(DataError, match="nowhere: is not there"):
         read(Job((tmp_path / "nowhere",), OUT))

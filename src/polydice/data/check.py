@@ -237,14 +237,15 @@ def _name(dataset: Dataset, files: Sequence[Path], case: Case) -> str:
 
 
 def _unlike_the_others(dataset: Dataset, facts: Sequence[Facts]) -> Iterator[Finding]:
-    """Images cannot share a batch if they differ in channels or axes."""
+    """Images cannot share a batch if they differ in channels or axes; but grey can be made a colour."""
     kinds = Counter((about.shape[0], len(about.shape) - 1) for about in facts)
     usual = max(kinds, key=lambda kind: kinds[kind], default=None)
     for about in facts:
-        kind = about.shape[0], len(about.shape) - 1
-        if usual and kind != usual:
-            what = f"has {_kind(*kind)}, where most images have {_kind(*usual)}"
-            yield Finding("error", _name(dataset, about.case.images, about.case), what)
+        kind, name = (about.shape[0], len(about.shape) - 1), _name(dataset, about.case.images, about.case)
+        if dataset.intensity == "colour" and kind[0] == 1 and usual == (3, kind[1]):
+            yield Finding("warning", name, "is grey, where most images are coloured: its grey is red, green and blue")
+        elif usual and kind != usual:
+            yield Finding("error", name, f"has {_kind(*kind)}, where most images have {_kind(*usual)}")
 
 
 def _kind(channels: int, axes: int) -> str:

@@ -1,4 +1,4 @@
-"""One image file to an array: PNG, JPEG, TIFF, BMP, NIfTI, and HDF5 or NumPy archives that hold image and labels.
+"""One image file to an array: PNG, JPEG, TIFF, BMP, GIF, NIfTI, and HDF5 or NumPy archives that hold image and labels.
 
 Whatever a file does on the way, the only exception that leaves here is `UnreadableFile`. A file may come from anybody:
 nothing is read from another file that it points to, and it takes no more memory than its header claims, within LARGEST.
@@ -28,13 +28,14 @@ Array = NDArray[np.generic]
 Labels = NDArray[np.integer]
 Spacing = tuple[float, ...] | None
 
-PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
+FORMATS = "PNG, JPEG, TIFF, BMP, GIF or NIfTI"  # PICTURES and VOLUMES, in words
 VOLUMES = (".nii.gz", ".nii")
 ARCHIVES = (".h5", ".hdf5", ".npz")
 PNG_END = b"IEND\xaeB`\x82"
 # What holds images too, and is not read; and what can be done about it.
 UNREAD = {
-    **dict.fromkeys((".gif", ".webp", ".ppm", ".pgm", ".jp2"), "save it as PNG"),
+    **dict.fromkeys((".webp", ".ppm", ".pgm", ".jp2"), "save it as PNG"),
     **dict.fromkeys((".npy", ".mat"), "save it as PNG or TIFF, or a volume as NIfTI"),
     **dict.fromkeys((".dcm", ".mha", ".mhd", ".nrrd"), "convert it to NIfTI"),
 }
@@ -216,8 +217,11 @@ def _picture(path: Path, palette: bool) -> Array:
     """`[channels, y, x]`, or `[channels, page, y, x]` of a TIFF with several pages."""
     content = path.read_bytes()
     with Image.open(BytesIO(content)) as image:
-        if image.format == "PNG" and PNG_END not in content:  # Pillow does not mind, as long as all pixels are there
+        ends = {"PNG": PNG_END in content, "GIF": content.rstrip(b"\0").endswith(b";")}
+        if not ends.get(image.format or "", True):  # Pillow does not mind, as long as all pixels are there
             raise UnreadableFile(path, "is truncated: its end is missing")
+        if image.format == "GIF" and (frames := getattr(image, "n_frames", 1)) > 1:
+            raise UnreadableFile(path, f"is a film of {frames} frames: save those that are meant as PNG")
         pages = ImageSequence.Iterator(image) if image.format == "TIFF" else [image]
         arrays = [np.asarray(_plain(page, palette)) for page in pages]
     if len({array.shape for array in arrays}) > 1:
@@ -228,12 +232,18 @@ def _picture(path: Path, palette: bool) -> Array:
 
 
 def _plain(image: Image.Image, palette: bool) -> Image.Image:
-    """Grey or RGB; a mask keeps the indices of its palette, which are the labels."""
-    if image.mode == "1" or image.mode == "LA":
+    """Grey or RGB; a mask keeps the indices of its palette, which are the labels. But a GIF has nothing else than
+    palettes: one of greys stands for these."""
+    if image.mode in ("1", "LA") or (image.format == "GIF" and image.mode == "P" and _is_grey(image)):
         return image.convert("L")
     if (image.mode == "P" and palette) or image.mode in ("L", "RGB", "I", "F") or image.mode.startswith("I;"):
         return image
     return image.convert("RGB")
+
+
+def _is_grey(image: Image.Image) -> bool:
+    colours = np.asarray(image.convert("RGB"))
+    return bool((colours == colours[..., :1]).all())
 
 
 def _volume(path: Path) -> tuple[Array, Spacing]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, NamedTuple, TypeVar
@@ -179,7 +180,10 @@ def prepare(dataset: Dataset, settings: Preparation, cache: Path, workers: int |
     final = cache / named(dataset, settings.described(), contents)
 
     def fill(folder: Path) -> None:
-        _write(dataset, settings, workers, folder)
+        try:
+            _write(dataset, settings, workers, folder)
+        except _GreyAndColouredError:
+            _write(replace(dataset, read=partial(_coloured, dataset.read)), settings, workers, folder)
         if contents_of(dataset, cache) != contents:
             raise DataError(f"files of {dataset.name} in {dataset.folder} changed while they were prepared: run again")
 
@@ -208,6 +212,16 @@ def named(dataset: Dataset, about: object, contents: Mapping[Path, str]) -> str:
     return f"{readable}-{short_hash(json.dumps((FORMAT, about, content)))}"
 
 
+class _GreyAndColouredError(DataError):
+    """Some pictures of a set have one channel, and some three."""
+
+
+def _coloured(read: Callable[[Case], Sample], case: Case) -> Sample:
+    """A grey picture as `polydice predict` takes it: its grey is red, green and blue."""
+    sample = read(case)
+    return sample._replace(image=sample.image.repeat(3, axis=0)) if len(sample.image) == 1 else sample
+
+
 class _Ready(NamedTuple):
     """A case as it is written."""
 
@@ -234,6 +248,8 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
                 index |= {"settings": settings.described(), "channels": channels, "dtype": ready.images.dtype.name}
                 if settings.dims == 3:  # [channels, voxels]: the other channels grow beside the first
                     images += [files.enter_context(TemporaryFile(dir=folder)) for _ in range(1, channels)]
+            elif dataset.intensity == "colour" and {channels, index["channels"]} == {1, 3}:
+                raise _GreyAndColouredError(f"{dataset.name}: case {case.id} has {channels} channels")
             elif channels != index["channels"]:
                 expected = f"case {dataset.cases[0].id} has {index['channels']}"
                 raise DataError(f"{dataset.name}: case {case.id} has {channels} channels, {expected}")

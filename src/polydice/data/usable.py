@@ -15,7 +15,7 @@ from polydice.data.files import below
 from polydice.data.parallel import in_parallel
 from polydice.data.prepare import Preparation, Prepared, contents_of, named, prepare
 
-VERSION = 3  # of the check, to be raised whenever it would judge the same files otherwise
+VERSION = 4  # of the check, to be raised whenever it would judge the same files otherwise
 FINDINGS = "findings.json"
 SHOWN = 10  # rows of errors in a message
 

@@ -1,11 +1,11 @@
 """From input files to the files of their label maps: what belongs together, what it will be called, how it is written.
 
 A label map has its input's format and geometry: NIfTI stays NIfTI with the same matrices and units, TIFF stays TIFF
-with the same pages, and what is PNG, JPEG or BMP becomes an 8-bit PNG. Its values are the classes' numbers.
+with the same pages, and what is PNG, JPEG, BMP or GIF becomes an 8-bit PNG. Its values are the classes' numbers.
 """
 
 import gzip
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from PIL import Image
 
 from polydice.data.cases import DataError
 from polydice.data.durable import replace_file
-from polydice.data.files import PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_images, stem
-from polydice.data.readers.decathlon import CHANNEL
+from polydice.data.files import FORMATS, PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_images, stem
+from polydice.data.readers.decathlon import CHANNEL, images_to_predict
 from polydice.data.readers.layout import files_in
 
 READ = PICTURES + VOLUMES
@@ -40,25 +40,30 @@ class Job(NamedTuple):
 def jobs(inputs: Sequence[Path], out: Path, by_channel: bool, overlay: bool) -> list[Job]:
     """What is to be done for files, and for folders of them.
 
-    With `by_channel`, CASE_0000, CASE_0001, … are the channels of one image, and its label map is called CASE. Names
+    With `by_channel`, CASE_0000, CASE_0001, … are the channels of one image, and its label map is called CASE. Of a
+    data set with a dataset.json, whatever its channels are, it is the same, and the images are those in imagesTs. Names
     that two label maps would share, and label maps that would replace an input, are refused before anything is done.
     """
-    given = (file for path in inputs for file in (_images_in(path) if path.is_dir() else [path]))
-    files = dict.fromkeys(given)  # each once
-    if not files:
-        raise DataError("no image was given: name files, or folders of them")
+    files: dict[Path, None] = {}  # each once
     cases: dict[Path, list[Path]] = {}
+    for path in inputs:
+        of_set = images_to_predict(path) if path.is_dir() else None
+        cases |= of_set or {}
+        if of_set is None:
+            files |= dict.fromkeys(_images_in(path) if path.is_dir() else [path])
     for file in files:
         cases.setdefault(_case(file, files) if by_channel else file, []).append(file)
+    if not cases:
+        raise DataError("no image was given: name files, or folders of them")
     found = [Job(tuple(sorted(parts)), out / _name(case)) for case, parts in cases.items()]
-    _check_targets(found, files, overlay)
+    _check_targets(found, overlay)
     return found
 
 
 def _images_in(folder: Path) -> list[Path]:
     images = [path for path in files_in(folder) if ending(path) in READ]
     if not images:
-        raise DataError(f"{folder} holds no images: PNG, JPEG, TIFF, BMP or NIfTI")
+        raise DataError(f"{folder} holds no images: {FORMATS}")
     return images
 
 
@@ -74,8 +79,8 @@ def _name(image: Path) -> str:
     return stem(image) + kept
 
 
-def _check_targets(found: Iterable[Job], files: Iterable[Path], overlay: bool) -> None:
-    inputs = {file.resolve() for file in files}
+def _check_targets(found: Sequence[Job], overlay: bool) -> None:
+    inputs = {file.resolve() for job in found for file in job.files}
     owner: dict[Path, Path] = {}
     for job in found:
         for target in (job.target, job.overlay) if overlay else (job.target,):
@@ -92,7 +97,7 @@ def read(job: Job) -> tuple[Array, Spacing]:
     """The image `[channels, *spatial]` and its spacing; the channels of several files follow each other."""
     for number, file in enumerate(job.files):
         if ending(file) not in READ and file.exists():
-            raise UnreadableFile(file, "is not PNG, JPEG, TIFF, BMP or NIfTI")
+            raise UnreadableFile(file, f"is not {FORMATS}")
         if len(job.files) > 1 and not stem(file).endswith(f"_{number:04d}"):
             raise UnreadableFile(file, f"cannot be used: channel _{number:04d} of its case is missing")
     return read_images(job.files)

@@ -25,9 +25,10 @@ def predict(
 ) -> int:
     """Segments images and volumes of any size: a label map for each, in its own size, geometry and format.
 
-    PNG, JPEG and BMP give an 8-bit PNG, TIFF gives TIFF, NIfTI gives NIfTI with the same matrices. The values are the
-    numbers of the classes, so a map of 0 and 1 looks black: --overlay shows what is in it. A network for slices takes
-    volumes slice by slice. The channels of one case are files CASE_0000, CASE_0001, ..., or one file.
+    PNG, JPEG, BMP and GIF give an 8-bit PNG, TIFF gives TIFF, NIfTI gives NIfTI with the same matrices. The values are
+    the numbers of the classes, so a map of 0 and 1 looks black: --overlay shows what is in it. A network for slices
+    takes volumes slice by slice. The channels of one case are files CASE_0000, CASE_0001, ..., or one file. Of a folder
+    with dataset.json, as nnU-Net and the Decathlon have it, the images in imagesTs are taken.
 
     The exit status is 1 if some inputs could not be used (the others are done), 2 if nothing could be, and else 0.
 
@@ -37,7 +38,7 @@ def predict(
 
     Args:
         checkpoint: the folder of a training run, for the weights that count in it, or a file of weights in it.
-        inputs: PNG, JPEG, TIFF, BMP or NIfTI files, and folders of them.
+        inputs: PNG, JPEG, TIFF, BMP, GIF or NIfTI files, folders of them, and data sets with imagesTs.
         out: where the label maps go.
         overlay: also NAME_overlay.png, outlines on the image; of a volume, on the slice with most foreground.
         flips: average over all flips of the image: 4 times the work in 2D, 8 times in 3D.

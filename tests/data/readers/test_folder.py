@@ -105,9 +105,10 @@ def test_a_rival_of_the_masks_is_asked_about(ending: str, tmp_path: Path) -> Non
         open_dataset(folder)
 
 
-def test_the_masks_can_be_chosen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["png", "gif"])
+def test_the_masks_can_be_chosen(ending: str, tmp_path: Path) -> None:
     """The names begin with the same numbers, and that is all they share."""
-    folder = vessels(tmp_path, "png")
+    folder = vessels(tmp_path, ending)
     share = {}
     for masks in ("1st_manual", "MASK"):
         dataset = open_dataset(folder, masks=masks)

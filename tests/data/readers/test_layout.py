@@ -45,7 +45,7 @@ def test_names_that_differ_in_spelling_alone_are_said_to(image: str, mask: str, 
 
 @pytest.mark.parametrize(
     ("name", "todo"),
-    [("a.gif", "save it as PNG"), ("a.npy", "save it as PNG or TIFF"), ("a.dcm", "convert it to NIfTI")],
+    [("a.webp", "save it as PNG"), ("a.npy", "save it as PNG or TIFF"), ("a.dcm", "convert it to NIfTI")],
 )
 def test_images_that_are_not_read_are_errors_that_say_what_to_do(name: str, todo: str, tmp_path: Path) -> None:
     pair(tmp_path, "good.png", "good.png")
@@ -55,7 +55,7 @@ def test_images_that_are_not_read_are_errors_that_say_what_to_do(name: str, todo
         write.picture(tmp_path / "images" / name, MASK, format="GIF")
     (finding,) = open_dataset(tmp_path).findings
     assert (finding.level, finding.where) == ("error", f"images/{name}")
-    assert f"is not read: PNG, JPEG, TIFF, BMP or NIfTI is expected here; {todo}" in finding.what
+    assert f"is not read: PNG, JPEG, TIFF, BMP, GIF or NIfTI is expected here; {todo}" in finding.what
 
 
 def test_how_many_cases_the_files_speak_of(tmp_path: Path) -> None:

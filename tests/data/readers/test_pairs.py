@@ -130,5 +130,5 @@ def test_files_without_a_partner_a_double_and_others(tmp_path: Path) -> None:
         ("error", "images/a.png", "has no mask"),
         ("error", "images/b.tif", "belongs to the same case as b.png: which one is meant?"),
         ("error", "masks/c.png", "has no image"),
-        ("warning", "images/notes.txt", "is not read: PNG, JPEG, TIFF, BMP or NIfTI is expected here"),
+        ("warning", "images/notes.txt", "is not read: PNG, JPEG, TIFF, BMP, GIF or NIfTI is expected here"),
     ]

@@ -6,12 +6,15 @@ file for each channel, CASE_0000 and so on. Version 2 has no list.
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from os.path import abspath
 from pathlib import Path
+from typing import Any
 
 from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
-from polydice.data.files import ending, read_images, read_mask, stem
+from polydice.data.files import PICTURES, VOLUMES, ending, read_images, read_mask, stem
 from polydice.data.readers.labels import described
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
@@ -26,17 +29,13 @@ def find_decathlon(folder: Path) -> Dataset | None:
     images, masks, description = inside(folder, "imagesTr"), inside(folder, "labelsTr"), folder / "dataset.json"
     if not images or not masks or not description.exists():
         return None
-    try:
+    with _reading(description):
         about = json.loads(description.read_text(encoding="utf-8-sig"))
         classes, ignore, regions = described(about["labels"], about.get("regions_class_order"))
-        channels = [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
+        channels = _channels(about)
         listed = [(folder / case["image"], folder / case["label"]) for case in about.get("training", ())]
-    except DataError as problem:
-        raise DataError(f"{description}: {problem}") from problem
-    except (ValueError, TypeError, LookupError, AttributeError) as problem:
-        raise DataError(f"{description} is not as the Decathlon or nnU-Net write it: {problem!r}") from problem
     intensity = _intensity(channels)
-    cases, findings = _cases(folder, images, masks, listed, len(channels), colour=intensity == "colour")
+    cases, findings = _cases(folder, images, masks, listed, channels)
     if intensity != "ct" and "ct" in channels:
         what = f"mixes CT with other channels ({', '.join(channels)}): all are scaled by their minimum and maximum"
         findings.append(warning(folder, description, what))
@@ -46,6 +45,38 @@ def find_decathlon(folder: Path) -> Dataset | None:
     return Dataset(
         name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore, regions
     )  # fmt: skip
+
+
+def images_to_predict(folder: Path) -> dict[Path, list[Path]] | None:
+    """The files of each image in imagesTs, by the name that it would have as one file. None without such a folder."""
+    images, description = inside(folder, "imagesTs"), folder / "dataset.json"
+    if not images or not description.exists():
+        return None
+    with _reading(description):
+        channels = _channels(json.loads(description.read_text(encoding="utf-8-sig")))
+    found: dict[Path, list[Path]] = {}
+    files = [path for path in files_in(images) if ending(path) in PICTURES + VOLUMES]
+    for path in files:
+        channel, kind = CHANNEL.fullmatch(stem(path)), path.name.removeprefix(stem(path))
+        found.setdefault(images / (channel[1] + kind) if channel else path, []).append(path)
+    count = _files_each(channels, files)
+    of_channels = {case: paths for case, paths in found.items() if tuple(paths) == _parts(case, count)}
+    others = {path: [path] for case, paths in found.items() if case not in of_channels for path in paths}
+    return of_channels | others
+
+
+@contextmanager
+def _reading(description: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(f"{description}: {problem}") from problem
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:
+        raise DataError(f"{description} is not as the Decathlon or nnU-Net write it: {problem!r}") from problem
+
+
+def _channels(about: dict[str, Any]) -> list[str]:
+    return [str(name).lower() for name in (about.get("channel_names") or about["modality"]).values()]
 
 
 def read_channels(case: Case) -> Sample:
@@ -72,15 +103,14 @@ def _intensity(channels: list[str]) -> Intensity:
 
 
 def _cases(
-    folder: Path, images: Path, masks: Path, listed: list[tuple[Path, Path]], channels: int, colour: bool
+    folder: Path, images: Path, masks: Path, listed: list[tuple[Path, Path]], channels: list[str]
 ) -> tuple[list[Case], list[Finding]]:
     files = {path for place in (images, masks) for path in files_in(place) if ending(path) in IMAGES}
-    if colour and not any(stem(path).endswith("_0001") for path in files):
-        channels = 1  # a colour picture is one file, whatever dataset.json calls its channels
+    count = _files_each(channels, files)
     why = "dataset.json lists it" if listed else "other files of its case are"
     cases, findings, used, home = [], [], set(), folder.resolve()
     for image, mask in listed or _on_disk(images, masks):
-        needed = _parts(image, channels)
+        needed = _parts(image, count)
         used |= {*needed, mask}
         away = [path for path in (*needed, mask) if listed and not path.resolve().is_relative_to(home)]
         outside = [path for path in away if not Path(abspath(path)).is_relative_to(abspath(folder))]
@@ -92,6 +122,12 @@ def _cases(
     extra = "is not listed in dataset.json" if listed else "is no channel that dataset.json names"
     findings += [error(folder, path, extra) for path in sorted(files - used)]
     return sorted(cases, key=lambda case: case.id), findings
+
+
+def _files_each(channels: list[str], files: Iterable[Path]) -> int:
+    """A colour picture is one file, whatever dataset.json calls its channels."""
+    one = _intensity(channels) == "colour" and not any(stem(path).endswith("_0001") for path in files)
+    return 1 if one else len(channels)
 
 
 def _parts(image: Path, channels: int) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from polydice.data.cases import WHOLE, Case, DataError, Dataset, Finding, Intensity
-from polydice.data.files import PICTURES, UNREAD, UnreadableFile, ending, read_image, read_mask, tally
+from polydice.data.files import FORMATS, PICTURES, UNREAD, UnreadableFile, ending, read_image, read_mask, tally
 from polydice.data.parallel import in_parallel
 from polydice.data.readers.layout import Layout, inside
 from polydice.data.readers.pairs import BLACK, READ, WHITE, labels_and_void, read_labels, read_two_classes, same_names
@@ -138,6 +138,6 @@ def _intensity(cases: list[Case]) -> Intensity:
 
 FOLDER = Layout(
     "folder",
-    "images/ and masks/, or the folder that --masks names, with files of the same names (PNG, JPEG, TIFF, BMP, NIfTI)",
+    f"images/ and masks/, or the folder that --masks names, with files of the same names ({FORMATS})",
     find_folder,
 )

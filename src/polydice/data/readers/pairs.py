@@ -8,11 +8,11 @@ import numpy as np
 from scipy import ndimage
 
 from polydice.data.cases import Case, Finding, Sample
-from polydice.data.files import PICTURES, VOLUMES, Array, Labels, ending, read_image, read_mask, stem, tally
+from polydice.data.files import FORMATS, PICTURES, VOLUMES, Array, Labels, ending, read_image, read_mask, stem, tally
 from polydice.data.readers.layout import by_case, files_in, pair_up
 
 MASK_SUFFIX = re.compile(r"[_-](mask|segmentation|seg|label|gt)$", re.IGNORECASE)
-READ, EXPECTED = PICTURES + VOLUMES, "PNG, JPEG, TIFF, BMP or NIfTI"
+READ = PICTURES + VOLUMES
 NUMBER = re.compile(r"\d+")
 BLACK, THRESHOLD, WHITE = 16, 127, 239  # compression makes 0 a little brighter, and 255 a little darker
 LIKENESS = 3  # grey levels
@@ -38,11 +38,11 @@ def same_names(
         name = image_case(path)
         return name if name is None else numbers.get(_number(name), name)
 
-    found = by_case(folder, files_in(images), image_case, EXPECTED)
-    partners = by_case(folder, files_in(masks), mask_case, EXPECTED)
+    found = by_case(folder, files_in(images), image_case, FORMATS)
+    partners = by_case(folder, files_in(masks), mask_case, FORMATS)
     numbers = {_number(name): name for name in found.of}
     if not found.of.keys() & partners.of.keys() and len(numbers) == len(found.of) and None not in numbers:
-        partners = by_case(folder, files_in(masks), numbered_case, EXPECTED)
+        partners = by_case(folder, files_in(masks), numbered_case, FORMATS)
     return pair_up(folder, found, partners, group=str)
 
 
