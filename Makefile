@@ -1,10 +1,11 @@
 # Every command sets everything up by itself: a virtual environment, the package and what it needs. The packages that
-# polydice is tested inside of (nnU-Net, …) have an environment of their own, .venv-hosts.
+# polydice is tested inside of (nnU-Net, …) have an environment of their own, .venv-hosts, and so has the site, .venv-docs.
 PYTHON ?= python3
 BIN := .venv/bin
 HOSTS := .venv-hosts/bin
+DOCS := .venv-docs/bin
 
-.PHONY: test test-hosts demo lint clean
+.PHONY: test test-hosts demo docs lint clean
 
 test: lint
 	$(BIN)/python -m pytest --ignore=tests/hosts
@@ -17,6 +18,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+docs: .venv-docs/installed
+	$(DOCS)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
 demo: .venv/installed
 	$(BIN)/polydice study demo --out runs/demo --cache runs/cache
@@ -31,5 +36,10 @@ demo: .venv/installed
 	$(HOSTS)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[study,hosts]' pytest hypothesis
 	touch $@
 
+.venv-docs/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-hosts dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-hosts .venv-docs build dist .mypy_cache .pytest_cache .ruff_cache
