@@ -318,7 +318,7 @@ def test_the_best_weights_are_kept_and_tested(
     other = "dice_global" if score == "dice_foreground" else "dice_foreground"
     scores = iter([{score: counts, other: 1 - counts} for counts in (0.2, 0.5, 0.5, 0.4)])
     with monkeypatch.context() as patch:
-        patch.setattr("polydice.training.loop.summary", lambda matrices: next(scores))
+        patch.setattr("polydice.training.loop.summary", lambda *_: next(scores))
         result = train(small(images, tmp_path / "run", epochs=4, power=0.0, score=score))
     assert (result["best_epoch"], result[f"validation_{score}"]) == (2, 0.5)
     short = train(small(images, tmp_path / "short", epochs=2, power=0.0, validate_every=2))
@@ -334,7 +334,7 @@ def test_the_last_weights_are_tested_beside_the_best(
     options = {"epochs": 6, "rate": 0.3, "power": 0.0, "surfaces": False}
     scores = iter([{"dice_foreground": each, "dice_global": each} for each in (0.2, 0.5, 0.4, 0.4, 0.4, 0.4)])
     with monkeypatch.context() as patch:
-        patch.setattr("polydice.training.loop.summary", lambda matrices: next(scores))
+        patch.setattr("polydice.training.loop.summary", lambda *_: next(scores))
         result = train(small(images, tmp_path / "run", **options))
     last_is_best = train(small(images, tmp_path / "other", validate_every=6, **options))
     wanted = {name: last_is_best[name] for name in ("best_epoch", "test", "cases")}
