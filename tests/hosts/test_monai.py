@@ -91,9 +91,49 @@ def test_dice_and_cross_entropy_are_monais(shape: tuple[int, ...], reduction: st
     for options in grid(
         include_background=booleans, to_onehot_y=booleans, squared_pred=booleans, batch=booleans,
         weight=(None, torch.tensor([0.5, 2.0, 0.0, 1.5])), lambda_dice=(1.0, 0.3), lambda_ce=(1.0, 0.0),
+        label_smoothing=(0.0, 0.1),
     ):  # fmt: skip
         loss = theirs.DiceCELoss(softmax=True, reduction=reduction, **options)
         assert_equal(loss, *pair(shape, options["to_onehot_y"], False))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_focal_is_monais(shape: tuple[int, ...], reduction: str) -> None:
+    """Of hard targets; an ignored label changes what MONAI divides by."""
+    alphas: tuple[Any, ...] = (None, 0.3, [0.5, 0.25, 2.0, 1.0])
+    softmax = [{"use_softmax": True, "alpha": alpha} for alpha in alphas]
+    for options in grid(
+        gamma=(0.0, 2.0, 0.7), to_onehot_y=(True, False), weight=(None, 3.0, [0.5, 2.0, 0.0, 1.5]),
+        ignore_index=(None, 1, 255), activation=(*softmax, {}, {"include_background": False}),
+    ):  # fmt: skip
+        if isinstance(options["weight"], list) and not options.get("include_background", True):
+            options["weight"] = options["weight"][1:]
+        if options["ignore_index"] is not None and not options["to_onehot_y"]:
+            continue
+        logits, target = pair(shape, options["to_onehot_y"], False)
+        if options["ignore_index"]:
+            target[0, :, 2:4] = options["ignore_index"]
+        assert_equal(theirs.FocalLoss(**options, reduction=reduction), logits, target)
+    one, target = pair((3, 1, 9, 7), False, False)
+    assert_equal(theirs.FocalLoss(gamma=1.5, reduction=reduction), one, target)
+    target[:2, :, 2:4] = 255
+    assert_equal(theirs.FocalLoss(reduction=reduction, ignore_index=255, to_onehot_y=True), one, target)
+
+
+def test_dice_and_focal_are_the_sum_that_the_advice_says() -> None:
+    logits, labels = pair((3, CLASSES, 9, 7), True, False)
+    loss = theirs.DiceFocalLoss(softmax=True, to_onehot_y=True, lambda_dice=0.7, lambda_focal=0.4, gamma=1.0)
+    ours = 0.7 * from_monai(loss.dice)(logits, labels) + 0.4 * from_monai(loss.focal)(logits, labels)
+    torch.testing.assert_close(ours, loss(logits, labels), **TOLERANCE)
+
+
+def test_a_mask_leaves_voxels_out_of_the_mean_of_a_focal_loss() -> None:
+    logits, labels = pair((3, CLASSES, 9, 7), True, False)
+    loss = from_monai(theirs.FocalLoss(to_onehot_y=True, use_softmax=True))
+    mask = torch.zeros(1, 1, 9, 7)
+    mask[..., :4, :] = 1
+    torch.testing.assert_close(loss(logits, labels, mask), loss(logits[:, :, :4], labels[:, :, :4]))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -174,13 +214,15 @@ def test_a_masked_label_is_no_background_where_monai_makes_it_one() -> None:
         (theirs.DiceLoss(ignore_index=255), "ignore_index=255 with to_onehot_y=False .* mask"),
         (theirs.MaskedDiceLoss(to_onehot_y=True), "to_onehot_y=True with include_background=True .* background"),
         (theirs.MaskedDiceLoss(other_act=torch.tanh), "other_act"),
-        (theirs.DiceCELoss(softmax=True, label_smoothing=0.1), "label_smoothing=0.1"),
+        (theirs.FocalLoss(reduction="none"), "FocalLoss with reduction='none' .* for each voxel"),
+        (theirs.FocalLoss(alpha=0.25), "alpha=0.25 without use_softmax .* weighs classes"),
+        (theirs.FocalLoss(use_softmax=True, include_background=False), "softmax of the other classes alone"),
+        (theirs.FocalLoss(ignore_index=255), "ignore_index=255 with to_onehot_y=False .* mask"),
+        (theirs.DiceFocalLoss(softmax=True), r"DiceFocalLoss has no equal .* from_monai\(loss\.dice\)"),
         (theirs.DiceCELoss(), "neither sigmoid nor softmax"),
         (theirs.DiceCELoss(sigmoid=True, weight=torch.ones(1)), "weight with sigmoid=True .* pos_weight"),
         (theirs.MaskedLoss(theirs.DiceLoss(sigmoid=True)), "MaskedLoss has no equal .* the loss inside"),
         (theirs.DeepSupervisionLoss(theirs.DiceLoss()), r"DeepSupervisionLoss\(from_monai"),
-        (theirs.FocalLoss(), "FocalLoss has no equal .* PolyCE1Loss"),
-        (theirs.DiceFocalLoss(), "DiceFocalLoss has no equal"),
         (theirs.GeneralizedDiceLoss(), "GeneralizedDiceLoss has no equal"),
         (theirs.GeneralizedDiceFocalLoss(), "knows MONAI's DiceLoss, MaskedDiceLoss, DiceCELoss, TverskyLoss"),
         (theirs.AsymmetricUnifiedFocalLoss(), "has no equal"),

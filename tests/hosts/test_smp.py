@@ -1,5 +1,6 @@
 """segmentation_models_pytorch: the lines that give its Dice loss in each mode, and a U-Net of its own that learns."""
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polydice import DiceLoss, PolyDice1Loss, TverskyLoss
+from polydice import DiceLoss, FocalLoss, PolyDice1Loss, TverskyLoss
 from polydice.data.generate import generate
 
 smp = pytest.importorskip(
@@ -115,6 +116,25 @@ def test_tversky(alpha: float, beta: float) -> None:
         activation = "softmax" if mode == "multiclass" else "sigmoid"
         ours = TverskyLoss(alpha, beta, activation=activation, batch=True, smooth=smooth)
         assert_equal(ours, smp.losses.TverskyLoss(mode, smooth=smooth, alpha=alpha, beta=beta), logits, target)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.7, 2.0])
+def test_focal(gamma: float) -> None:
+    """Its multiclass is one channel against the rest, a sigmoid each."""
+    focal, theirs = partial(FocalLoss, gamma, activation="sigmoid"), partial(smp.losses.FocalLoss, gamma=gamma)
+    logits, labels = torch.randn(3, CLASSES, 9, 7), torch.randint(CLASSES, (3, 9, 7))
+    masks, weight = (torch.rand(3, CLASSES, 9, 7) < 0.3).float(), [0.5, 2.0, 0.0, 1.5]
+    assert_equal(focal(), theirs("binary"), logits[:, :1], masks[:, :1])
+    assert_equal(focal(), theirs("multilabel"), logits, masks)
+    assert_equal(focal(), theirs("multiclass"), logits, labels)
+    weighted = (CLASSES / sum(weight)) * focal(weight=weight)
+    assert_equal(weighted, theirs("multiclass", class_weights=weight), logits, labels)
+    assert_equal(weighted, theirs("multilabel", class_weights=weight), logits, masks)
+    assert_equal((1 / CLASSES) * focal(reduction="sum"), theirs("multiclass", reduction="sum"), logits, labels)
+    labels[:, 2:4] = 255
+    assert_equal(focal(ignore_index=255), theirs("multiclass", ignore_index=255), logits, labels)
+    binary = torch.where(labels == 255, 255, labels.clamp(max=1))
+    assert_equal(focal(ignore_index=255), theirs("binary", ignore_index=255), logits[:, :1], binary)
 
 
 @pytest.mark.parametrize("mode", ["binary", "multiclass"])

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 import torch
 from monai.data.meta_tensor import MetaTensor
 from monai.losses.dice import DiceCELoss, DiceLoss, MaskedDiceLoss
+from monai.losses.focal_loss import FocalLoss
 from monai.losses.tversky import TverskyLoss
 from torch import Tensor, nn
 
@@ -40,7 +41,8 @@ class MonaiLoss(nn.Module):
 def from_monai(loss: nn.Module) -> MonaiLoss:
     """Our equal of a loss of MONAI's: the same value and gradient for the same input and target.
 
-    Knows `DiceLoss`, `MaskedDiceLoss`, `DiceCELoss` and `TverskyLoss`. What has no equal here raises `ValueError`.
+    Knows `DiceLoss`, `MaskedDiceLoss`, `DiceCELoss`, `TverskyLoss` and `FocalLoss`. What has no equal here raises
+    `ValueError`.
 
     >>> from_monai(DiceCELoss(to_onehot_y=True, softmax=True)).loss
     DiceLoss(squared=False, smooth=1e-05) + CrossEntropyLoss()
@@ -58,8 +60,8 @@ ADVICE = {
     "MaskedLoss": "it masks logits, so that a masked voxel still counts as an undecided one; "
     "give `from_monai` the loss inside, and call what it returns with (input, target, mask)",
     "DeepSupervisionLoss": "it takes any loss; write DeepSupervisionLoss(from_monai(...)) of the loss inside",
-    "FocalLoss": "PolyCE1Loss(epsilon=-1), cross-entropy without the first term of its series in 1 - p, is the nearest",
-    "DiceFocalLoss": "DiceLoss() + PolyCE1Loss(epsilon=-1) is the nearest",
+    "DiceFocalLoss": "its focal half is that of a sigmoid, also beside the Dice of a softmax; add up "
+    "from_monai(loss.dice) and from_monai(loss.focal), times its lambdas, or take MonaiLoss(DiceLoss() + FocalLoss())",
     "GeneralizedDiceLoss": "it adds up the classes before it divides; DiceLoss(weight=...) weighs them after",
 }
 
@@ -80,17 +82,44 @@ def _tversky(loss: Any) -> MonaiLoss:
 
 
 def _dice_cross_entropy(loss: Any) -> MonaiLoss:
-    if loss.cross_entropy.label_smoothing:
-        _refuse(loss, f"label_smoothing={loss.cross_entropy.label_smoothing}", "smooth one-hot targets in the pipeline")
     factor, dice = _dice_term(loss.dice)
     weight = loss.cross_entropy.weight
     if dice.activation == "none":
         _refuse(loss, "neither sigmoid nor softmax", "the cross-entropy takes logits, so must the Dice loss")
     if dice.activation == "sigmoid" and weight is not None:
         _refuse(loss, "weight with sigmoid=True", "there MONAI weighs the foreground's pixels, pos_weight of torch")
-    entropy = polydice.CrossEntropyLoss(activation=dice.activation, weight=weight, reduction=dice.reduction)
+    entropy = polydice.CrossEntropyLoss(
+        label_smoothing=loss.cross_entropy.label_smoothing if dice.activation == "softmax" else 0.0,
+        activation=dice.activation, weight=weight, reduction=dice.reduction,
+    )  # fmt: skip
     both = loss.lambda_dice * factor * dice + loss.lambda_ce * entropy
     return MonaiLoss(both) if dice.activation == "softmax" else _OneChannelLoss(both)
+
+
+def _focal(loss: Any) -> MonaiLoss:
+    softmax, weight, alpha = loss.use_softmax, loss.class_weight, loss.alpha
+    if loss.reduction == "none":
+        _refuse(loss, "reduction='none'", "it is a loss for each voxel, and ours are made of sums over the voxels")
+    if softmax and not loss.include_background:
+        _refuse(loss, "use_softmax=True with include_background=False", "MONAI takes the softmax of the other classes "
+                "alone; FocalLoss(include_background=False) takes that of all, and leaves the background's pixels "
+                "out")  # fmt: skip
+    if not softmax and alpha is not None:
+        _refuse(loss, f"alpha={alpha} without use_softmax", "there it weighs a channel's foreground against its "
+                "background; with a channel for the background and use_softmax=True, it weighs classes")  # fmt: skip
+    _refuse_ignored_masks(loss)
+    factor = 1.0
+    if weight is not None and weight.ndim == 0:
+        factor, weight = float(weight), None
+    elif weight is not None and not loss.include_background:
+        weight = torch.cat([weight.new_zeros(1), weight])
+    if isinstance(alpha, Tensor):
+        alpha, weight = None, alpha if weight is None else alpha * weight
+    ours = polydice.FocalLoss(
+        loss.gamma, activation="softmax" if softmax else "sigmoid", include_background=loss.include_background,
+        weight=weight, ignore_index=getattr(loss, "ignore_index", None), reduction="none",
+    )  # fmt: skip
+    return _FocalLoss(ours, factor, alpha, loss.reduction)
 
 
 TRANSLATIONS = {
@@ -98,6 +127,7 @@ TRANSLATIONS = {
     MaskedDiceLoss: _masked_dice,
     DiceCELoss: _dice_cross_entropy,
     TverskyLoss: _tversky,
+    FocalLoss: _focal,
 }
 
 
@@ -133,9 +163,7 @@ def _region_options(loss: Any) -> dict[str, Any]:
         _refuse(loss, f"smooth_nr={loss.smooth_nr} with smooth_dr={loss.smooth_dr}", "both must be the same, δ")
     if getattr(loss, "soft_label", False) and not getattr(loss, "squared_pred", False):
         _refuse(loss, "soft_label=True", "squared_pred=True is right for soft labels; hard ones do not need it")
-    if ignore_index is not None and not loss.to_onehot_y:
-        _refuse(loss, f"ignore_index={ignore_index} with to_onehot_y=False", "only label maps have such a label; "
-                "pixels of masks are left out by a mask, the third argument of MonaiLoss")  # fmt: skip
+    _refuse_ignored_masks(loss)
     return {
         "activation": "sigmoid" if sigmoid else "softmax" if softmax else "none",
         "include_background": loss.include_background,
@@ -144,6 +172,13 @@ def _region_options(loss: Any) -> dict[str, Any]:
         "ignore_index": ignore_index,
         "reduction": loss.reduction,
     }
+
+
+def _refuse_ignored_masks(loss: Any) -> None:
+    ignore_index = getattr(loss, "ignore_index", None)
+    if ignore_index is not None and not loss.to_onehot_y:
+        _refuse(loss, f"ignore_index={ignore_index} with to_onehot_y=False", "only label maps have such a label; "
+                "pixels of masks are left out by a mask, the third argument of MonaiLoss")  # fmt: skip
 
 
 def _refuse(loss: nn.Module, what: str, advice: str) -> NoReturn:
@@ -168,6 +203,34 @@ class _PerClassLoss(MonaiLoss):
         losses = super().forward(input, target, mask)[:, self.first :]
         losses = losses[0] if self.batch else losses
         return losses.reshape(*losses.shape, *[1] * (input.ndim - 2)) if self.trailing else losses
+
+
+class _FocalLoss(MonaiLoss):
+    """MONAI's means of a focal loss: over voxels and channels or, with an `ignore_index`, over the voxels that count;
+    `"sum"` is over images and channels, of the means over voxels. `alpha` weighs all classes but the background, which
+    has 1 − alpha."""
+
+    def __init__(self, ours: polydice.FocalLoss, factor: float, alpha: float | None, reduction: str) -> None:
+        super().__init__(ours)
+        self.factor, self.alpha, self.reduction, self.ignored = factor, alpha, reduction, ours.ignore_index
+        self.first = 0 if ours.include_background else 1
+
+    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        target = target if self.ignored is None else target.long()  # of a single channel too
+        losses = super().forward(input, target, mask)
+        if self.alpha is not None:
+            losses = torch.cat([(1 - self.alpha) * losses[:, :1], self.alpha * losses[:, 1:]], 1)
+        voxels = self._voxels(target, mask)
+        if self.reduction == "sum":
+            return self.factor * (losses.sum(1) / voxels).sum()
+        channels = input.shape[1] - self.first if self.ignored is None else 1
+        return self.factor * losses.sum() / (voxels.sum() * channels)
+
+    def _voxels(self, target: Tensor, mask: Tensor | None) -> Tensor:
+        """`[B]`: those that count, of each image."""
+        counted = torch.ones_like(target[:, :1]) if self.ignored is None else target != self.ignored
+        counted = counted if mask is None else counted * _plain(mask)
+        return _plain(counted).flatten(1).sum(1).clamp(min=1)
 
 
 class _OneChannelLoss(MonaiLoss):
