@@ -1,6 +1,5 @@
 """Prints the numbers of README.md that no report has. `python results/paper/cases.py`"""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -64,7 +63,7 @@ def hearts(last: bool) -> None:
         without = 100 * fmean(map(dice_global, others))
         found: defaultdict[str, list[float]] = defaultdict(list)
         for case in (case for each in own for case in each):
-            found[case["id"]].append(100 * fmean(case["dice"][1:]))
+            found[case["id"]].append(100 * float(dice_per_class(matrices([case])[0])[1:].mean()))
         by_case[loss] = {name: fmean(values) for name, values in found.items()}
         phases = [fmean(value for name, value in by_case[loss].items() if name.endswith(end)) for end in ("01", "02")]
         print(f"{loss}: classes {classes.round(2)}, ED and ES {np.round(phases, 2)}, without {BRIGHT} {without:.2f}")
@@ -101,12 +100,10 @@ def parts() -> None:
 
 def again() -> None:
     """ACDC: runs of gradient-acdc that were trained a second time, with the same seed on another machine."""
-    first, second = (HERE / "gradient-acdc" / name for name in ("runs", "again"))
+    first, second = cases("gradient-acdc"), cases("gradient-acdc-again")
     print("\ngradient-acdc, fold 0, seed 3: Dice, and again")
-    for path in sorted(second.rglob("result.json")):
-        same = first / path.relative_to(second)
-        both = [100 * json.loads(file.read_text())["test"]["dice_global"] for file in (same, path)]
-        print(f"{path.parts[-4]}: {both[0]:.2f} {both[1]:.2f}")
+    for place, own in sorted(second.items()):
+        print(f"{place[0]}: {100 * dice_global(matrices(first[place])):.2f} {100 * dice_global(matrices(own)):.2f}")
 
 
 def cases(study: str, last: bool = False) -> dict[Place, list[Mapping[str, Any]]]:

@@ -1,6 +1,6 @@
-"""Writes start.png, how the losses begin on ACDC, and parts.png, on Hippocampus. `python results/paper/start.py`
+"""Writes start.png: how the losses begin on ACDC. `python results/paper/start.py`
 
-From the histories of question-acdc and hippocampus, mean over the folds and seeds that all losses have.
+From the histories of question-acdc, mean over the folds and seeds that all losses have.
 """
 
 from collections import defaultdict
@@ -20,15 +20,9 @@ from polydice.studies.style import RC
 HERE = Path(__file__).parent
 History = list[dict[str, Any]]  # the epochs of a run
 START, LATER = 20, 14  # the last epoch of the left panel, the first of the right
-PARTS = ("background", "anterior part", "posterior part")
 
 
 def main() -> None:
-    hearts()
-    parts()
-
-
-def hearts() -> None:
     study = open_study(HERE / "question-acdc")
     histories = complete(study)
     background = course(histories, "dice_global_per_class", lambda classes: 100 * classes[0])
@@ -51,23 +45,6 @@ def hearts() -> None:
         right.set(title="Mean Dice on validation, points above Dice", xlabel="epoch", ylim=(-5, 7))
         figure.legend(loc="outside lower center", ncols=3, fontsize=9)
         figure.savefig(HERE / "start.png", dpi=140)
-
-
-def parts() -> None:
-    study = open_study(HERE / "hippocampus")
-    histories = complete(study)
-    with rc_context(RC):
-        figure = Figure(figsize=(12, 4.2), layout="constrained")
-        for number, (axes, part) in enumerate(zip(figure.subplots(1, 3, sharey=True), PARTS, strict=True)):
-            dice = course(histories, "dice_global_per_class", lambda classes, n=number: 100 * classes[n])
-            for loss, colour in colours(study.recipe).items():
-                label = loss if number == 0 else None
-                axes.plot(*points(dice[loss], 0, 30), "o-", color=colour, label=label, markersize=4)
-            axes.set(
-                title=f"Dice of the {part} on validation, %", xlabel="epoch", xticks=range(0, 31, 5), ylim=(-3, 103)
-            )
-        figure.legend(loc="outside lower center", ncols=4, fontsize=9)
-        figure.savefig(HERE / "parts.png", dpi=140)
 
 
 def complete(study: Study) -> dict[str, list[History]]:

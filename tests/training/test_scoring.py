@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from polydice.data.generate import generate
 from polydice.data.prepare import Preparation, Prepared, prepare
 from polydice.data.readers import open_dataset
+from polydice.studies.record import RECORD, read_record
 from polydice.training.inference import Network
 from polydice.training.metrics import surface
 from polydice.training.scoring import collapse, completed, remarks, score, validation
@@ -93,14 +94,15 @@ def test_a_case_without_anything_has_no_dice(tmp_path: Path) -> None:
 
 def kept(run: str) -> dict[str, Any]:
     """A result that was written before there was `dice_foreground`."""
-    result: dict[str, Any] = json.loads((KEPT / run / "result.json").read_text(encoding="utf-8"))
+    study, _, place = run.partition("/")
+    result: dict[str, Any] = json.loads(read_record(KEPT / study / RECORD)[place].line)["result"]
     assert "dice_foreground" not in result["test"]
     return result
 
 
 def test_a_result_of_before_has_the_scores_that_follow_from_its_matrices() -> None:
-    before = kept("question-acdc/runs/acdc/unet/dice/fold-0/seed-0")
-    result = completed(kept("question-acdc/runs/acdc/unet/dice/fold-0/seed-0"))
+    before = kept("question-acdc/acdc/unet/dice/fold-0/seed-0")
+    result = completed(kept("question-acdc/acdc/unet/dice/fold-0/seed-0"))
     for now, then in ((result, before), (result["last"], before["last"])):
         assert now["test"] | then["test"] == now["test"], "nothing that was there is changed"
         assert now["test"]["dice_foreground"] == pytest.approx(np.mean(then["test"]["dice_global_per_class"][1:]))
