@@ -111,6 +111,6 @@ def test_a_result_of_before_has_the_scores_that_follow_from_its_matrices() -> No
 
 
 def test_the_class_that_died_out_in_a_kept_run_is_named() -> None:
-    result = completed(kept("extinct-small/runs/hippocampus/unet3d/polydice-1-e-0.5/fold-0/seed-1"))
+    result = completed(kept("extinct-small/hippocampus/unet3d/polydice-1-e-0.5/fold-0/seed-1"))
     assert collapse(result["test"]) == "has lost Anterior, in the truth of test cases and predicted in none"
     assert remarks(result) == [collapse(result["test"])]
