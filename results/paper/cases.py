@@ -25,7 +25,7 @@ def main() -> None:
         hearts(last)
     for study in ("question-acdc", "gradient-acdc", "hippocampus", "gradient-hippocampus"):
         starts(study)
-    parts()
+    choices()
     again()
 
 
@@ -88,14 +88,17 @@ def starts(name: str) -> None:
         print(f"{loss}: {fmean(background):.1f}, {min(background):.1f}, {max(background):.1f}; {median(epochs)}")
 
 
-def parts() -> None:
-    """Hippocampus: what the networks call the voxels of each class."""
-    found: defaultdict[tuple[str, int], Tensor] = defaultdict(lambda: torch.zeros(3, 3, dtype=torch.int64))
-    for (loss, seed, _), each in cases("hippocampus").items():
-        found[loss, seed] += matrices(each).sum(0)
-    print("\nHippocampus: percent of the anterior, then of the posterior part called nothing, anterior, posterior")
-    for (loss, seed), matrix in found.items():
-        print(f"{loss}, seed {seed}:", *(np.round((100 * row / row.sum()).tolist(), 1) for row in matrix[1:]))
+def choices() -> None:
+    """CVC-ClinicDB: how far the mean over the folds moves from seed to seed, tested with the weights that were best on
+    validation, and in the last validation, which chose nothing."""
+    study = open_study(HERE / "column-cvc")
+    found: defaultdict[str, defaultdict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for run, result in study.finished():
+        found[run.loss][run.seed].append((result["test"]["dice_global"], study.history(run)[-1]["dice_global"]))
+    print("\ncolumn-cvc: standard deviation over three seeds, of the chosen weights' test and of the last validation")
+    for loss, seeds in found.items():
+        if len(seeds) == 3:
+            print(f"{loss}:", *(100 * np.mean(list(seeds.values()), axis=1).std(0, ddof=1)).round(2))
 
 
 def again() -> None:
