@@ -52,6 +52,29 @@ def test_what_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (out / "overview.png").stat().st_size > 1000
 
 
+def test_who_has_what_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = mine(tmp_path / "mine", "a", "b", "c"), tmp_path / "out"
+    write.picture(folder / "masks" / "a.png", MASK // 255 * np.arange(1, 6, dtype=np.uint8)[:, None] % 3)
+    for name in "bc":
+        write.picture(folder / "masks" / f"{name}.png", MASK // 255)
+    (folder / "classes.txt").write_text("background\nkidney\nliver\n")
+    (folder / "annotated.csv").write_text("case,classes\nb,0;1\nc,background;kidney\n")
+    assert main(["data", str(folder), "--out", str(out)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in told if line.startswith(("class", "kidney", "liver"))] == [
+        ["class", "pixels", "share", "cases", "annotated", "in"],
+        ["kidney", "12", "20.000%", "3", "3"],
+        ["liver", "2", "3.333%", "1", "1"],
+    ]
+    assert "background;kidney: 2 cases (b, c)" in told
+    assert "all classes: 1 case (a)" in told
+    assert [row["annotated"] for row in rows(out / "cases.csv")] == ["background;kidney;liver"] + [
+        "background;kidney"
+    ] * 2
+    assert main(["data", str(folder), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["annotated"] == {name: ["background", "kidney"] for name in "bc"}
+
+
 def test_errors_are_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = mine(tmp_path / "mine", "a", "b", "c")
     (folder / "masks" / "a.png").unlink()

@@ -36,6 +36,7 @@ class Case:
     group: str  # never split over two parts
     images: tuple[Path, ...]  # the modalities of one image, or the slices of one volume
     masks: tuple[Path, ...]  # like `images` where a slice is a file; the same files where both are in one
+    annotated: tuple[int, ...] | None = None  # the classes that somebody looked for, the background first; None: all
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -88,3 +89,8 @@ class Dataset:
     def label_names(self) -> tuple[str, ...]:
         """By label: the classes, unless these are regions."""
         return self.regions.label_names(self.classes) if self.regions else self.classes
+
+    @property
+    def partly(self) -> dict[str, list[str]]:
+        """The annotated classes of the cases in which not all are."""
+        return {case.id: [self.classes[label] for label in case.annotated] for case in self.cases if case.annotated}

@@ -164,6 +164,10 @@ def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
         findings.append(Finding("warning", mask_name, EMPTY if known[0] else VOID_ONLY))
     elif any(known[1:]) and not known[0]:
         findings.append(Finding("warning", mask_name, FULL))
+    for label in set(range(classes)) - set(case.annotated or range(classes)):
+        if known[label]:
+            what = f"has labels of {dataset.classes[label]}, which is said not to be annotated there"
+            findings.append(Finding("error", mask_name, f"{what} (case {case.id}, {known[label]} pixels)"))
     if remark:
         findings.append(Finding("warning", mask_name, remark))
     if all(channel.min() == channel.max() for channel in image):
@@ -292,6 +296,9 @@ def _together(dataset: Dataset, facts: Sequence[Facts], foreign: bool) -> Iterat
         yield Finding("error", WHOLE, f"has no foreground: {why}")
     elif _full(dataset, facts):
         yield Finding("error", WHOLE, "has no background: every mask is foreground only, so there is nothing to learn")
+    for label, name in enumerate(dataset.classes):
+        if dataset.cases and all(case.annotated and label not in case.annotated for case in dataset.cases):
+            yield Finding("error", WHOLE, f"has no case in which {name} is annotated: nothing can be learnt of it")
     if (count := len(dataset.label_names)) > VOID:
         what = f"has {count - 1} classes beside the background, where at most {VOID - 1} can be trained"
         yield Finding("error", WHOLE, f"{what}: if they number objects, make every number above 0 a 1")

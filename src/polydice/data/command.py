@@ -10,14 +10,16 @@ from typing import Annotated
 
 import tyro
 
-from polydice.data.cases import DataError, Dataset, Finding
+from polydice.data.cases import Case, DataError, Dataset, Finding
 from polydice.data.check import Facts, check, size, table
 from polydice.data.overview import overview
 from polydice.data.readers import LAYOUTS, open_dataset
+from polydice.data.readers.annotations import SEPARATOR
 
 COLUMNS = ("label", "class", "pixels", "share", "cases")
 LAYOUT_HELP = f"One of {', '.join(layout.name for layout in LAYOUTS)}. If not given, it is recognised."
 ClassCount = tuple[int | str, str, int, float, int]  # as COLUMNS; of a region all its labels, "1 2"
+SHOWN = 3  # cases of those with the same annotations
 
 
 def data(
@@ -60,8 +62,10 @@ def data(
     if not json_output:
         _tell(dataset, facts, classes, findings)
     _write(out / "classes.csv", COLUMNS, classes)
-    columns = ("case", "group", "channels", "size", "spacing", *dataset.classes)
-    _write(out / "cases.csv", columns, (_row(dataset, about) for about in facts))
+    annotated = ("annotated",) * bool(dataset.partly)
+    columns = "case", "group", "channels", "size", "spacing", *dataset.classes, *annotated
+    rows = (_row(dataset, about) + (_known(dataset, about.case),) * len(annotated) for about in facts)
+    _write(out / "cases.csv", columns, rows)
     _write(out / "findings.csv", ("level", "where", "what"), findings)
     overview(dataset, facts, out / "overview.png")
     if json_output:
@@ -74,9 +78,13 @@ def data(
 def _tell(dataset: Dataset, facts: Sequence[Facts], classes: Sequence[ClassCount], findings: Sequence[Finding]) -> None:
     errors = sum(finding.level == "error" for finding in findings)
     print(f"{dataset.name}, {dataset.folder}\n{_described(dataset, facts)}\n")
-    print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}")
+    partly = dataset.partly
+    print(f"{'class':<20}{'pixels':>16}{'share':>10}{'cases':>8}{'  annotated in' if partly else ''}")
     for _, name, pixels, share, cases in classes:
-        print(f"{name:<20}{pixels:>16,}{share:>10.3%}{cases:>8}")
+        annotated = len(dataset.cases) - sum(name not in each for each in partly.values())
+        print(f"{name:<20}{pixels:>16,}{share:>10.3%}{cases:>8}{f'{annotated:>14}' if partly else ''}")
+    if partly:
+        print(_who_has_what(dataset))
     print(f"\n{_plural(errors, 'error')}, {_plural(len(findings) - errors, 'warning')}")
     if findings:
         print(table(findings))
@@ -90,6 +98,7 @@ def _record(
         "cases": len(dataset.cases),
         "groups": dataset.groups,
         "classes": [dict(zip(COLUMNS, row, strict=True)) for row in classes],
+        **({"annotated": dataset.partly} if dataset.partly else {}),
         "findings": [finding._asdict() for finding in findings],
         "out": str(out),
     }
@@ -111,6 +120,23 @@ def _pixels(dataset: Dataset, about: Facts) -> tuple[int, ...]:
     if dataset.regions is None:
         return about.pixels
     return tuple(sum(about.pixels[label] for label in labels) for labels in dataset.regions.members)
+
+
+def _who_has_what(dataset: Dataset) -> str:
+    """The cases with the same annotated classes, a line for each such list."""
+    cases: dict[str, list[str]] = {}
+    for case in dataset.cases:
+        cases.setdefault(_known(dataset, case) if case.annotated else "all classes", []).append(case.id)
+    lines = ["\nannotated"]
+    for known, names in sorted(cases.items(), key=lambda each: -len(each[1])):
+        shown = ", ".join([*names[:SHOWN], *["..."][: len(names) - SHOWN]])
+        lines.append(f"{known}: {_plural(len(names), 'case')} ({shown})")
+    return "\n".join(lines)
+
+
+def _known(dataset: Dataset, case: Case) -> str:
+    """The annotated classes, as annotated.csv has them."""
+    return SEPARATOR.join(dataset.partly.get(case.id, dataset.classes))
 
 
 def _described(dataset: Dataset, facts: Sequence[Facts]) -> str:

@@ -64,6 +64,7 @@ class PreparedCase(NamedTuple):
     spacing: tuple[float, ...] | None  # millimetres on the prepared grid: (y, x), or (z, y, x) of a volume
     items: range  # one image, the slices of a volume in their order, or one volume
     volume: bool  # the items are slices that make a volume
+    annotated: tuple[int, ...] | None  # the classes that are; None: all
 
 
 class Prepared:
@@ -74,6 +75,7 @@ class Prepared:
     shapes: NDArray[np.int64]  # [items, dims]
     starts: NDArray[np.int64]  # [items]: where each begins among the pixels or voxels of all
     case_of: NDArray[np.int64]  # [items]: its place in `cases`
+    annotated: NDArray[np.bool_] | None  # [items, classes]; None if all are, everywhere
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,10 +99,18 @@ class Prepared:
         counts = [case["items"] for case in index["cases"]]
         ends = np.cumsum(counts).tolist()
         self.cases = tuple(
-            PreparedCase(case["id"], case["group"], as_tuple(case["spacing"]), range(end - count, end), case["volume"])
+            PreparedCase(
+                case["id"],
+                case["group"],
+                as_tuple(case["spacing"]),
+                range(end - count, end),
+                case["volume"],
+                as_tuple(case.get("annotated")),
+            )
             for case, count, end in zip(index["cases"], counts, ends, strict=True)
         )
         self.case_of = np.repeat(np.arange(len(counts)), counts)
+        self.annotated = self._annotated() if any(case.annotated for case in self.cases) else None
         self.shapes = np.array([case["shape"] for case in index["cases"]], np.int64)[self.case_of]
         sizes = self.shapes.prod(1)
         self.starts = sizes.cumsum() - sizes
@@ -109,6 +119,11 @@ class Prepared:
         images = (self.channels, total) if self.dims == 3 else (len(self), self.channels, *square)
         self.images = _mapped(self.folder / IMAGES, index["dtype"], images)
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
+
+    def _annotated(self) -> NDArray[np.bool_]:
+        every = range(len(self.classes))
+        rows = [np.isin(every, every if case.annotated is None else case.annotated) for case in self.cases]
+        return np.stack(rows)[self.case_of]
 
     def _verify(self) -> None:
         """Compares the files with their checksums: nobody would notice that a network is trained on a damaged byte. A
@@ -208,6 +223,7 @@ def named(dataset: Dataset, about: object, contents: Mapping[Path, str]) -> str:
     content: list[Any] = [dataset.name, dataset.classes, dataset.intensity, reader, cases]
     content += [] if dataset.ignore is None else [dataset.ignore]
     content += [] if dataset.regions is None else [dataset.regions._asdict()]
+    content += [dataset.partly] if dataset.partly else []
     readable = re.sub(r"[^\w-]+", "-", dataset.name)
     return f"{readable}-{short_hash(json.dumps((FORMAT, about, content)))}"
 
@@ -235,7 +251,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
     """Fills `folder`: the arrays as the cases come, then the index."""
     if settings.dims == 3 and settings.spacing is None:
         settings = replace(settings, spacing=_median_spacing(dataset, workers))
-    every = _each(dataset, lambda sample: _ready(sample, dataset, settings), "preparing", workers)
+    every = _each(dataset, lambda case, sample: _ready(case, sample, dataset, settings), "preparing", workers)
     index: dict[str, Any] = {"format": FORMAT, "name": dataset.name, "classes": dataset.classes, "cases": []}
     index |= {} if dataset.ignore is None else {"ignore": VOID}
     index |= {} if dataset.regions is None else {"regions": dataset.regions._asdict()}
@@ -257,6 +273,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
                 file.write(np.ascontiguousarray(array).data)
             labels.write(np.ascontiguousarray(ready.labels).data)
             told = {"id": case.id, "group": case.group, "spacing": ready.spacing, "volume": ready.volume}
+            told |= {"annotated": case.annotated} if case.annotated else {}
             index["cases"].append(told | {"items": items, "shape": shape})
         for file in images[1:]:
             file.seek(0)
@@ -267,7 +284,7 @@ def _write(dataset: Dataset, settings: Preparation, workers: int | None, folder:
 
 def _median_spacing(dataset: Dataset, workers: int | None) -> tuple[float, float, float] | None:
     """Along each axis; None where no case knows its own."""
-    every = _each(dataset, lambda sample: sample.spacing, "measuring", workers)
+    every = _each(dataset, lambda _, sample: sample.spacing, "measuring", workers)
     known = [spacing for spacing in every if spacing is not None and len(spacing) == 3]
     if not known:
         return None
@@ -276,21 +293,21 @@ def _median_spacing(dataset: Dataset, workers: int | None) -> tuple[float, float
 
 
 def _each(
-    dataset: Dataset, work: Callable[[Sample], Result], doing: str, workers: int | None
+    dataset: Dataset, work: Callable[[Case, Sample], Result], doing: str, workers: int | None
 ) -> Generator[Result, None, None]:
-    """work(sample) of each case, in their order. An error names its case."""
+    """work(case, sample) of each case, in their order. An error names its case."""
 
     def read_and_work(case: Case) -> Result:
         try:
-            return work(dataset.read(case))
+            return work(case, dataset.read(case))
         except Exception as error:
             raise DataError(f"case {case.id}: {error}") from error
 
     return in_parallel(read_and_work, dataset.cases, f"{doing} {dataset.name}", workers)
 
 
-def _ready(sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
-    _check(sample, dataset, settings.dims)
+def _ready(case: Case, sample: Sample, dataset: Dataset, settings: Preparation) -> _Ready:
+    _check(case, sample, dataset, settings.dims)
     old, new = sample.labels.shape, _grid(sample.labels.shape, sample.spacing, settings)
     spacing = sample.spacing and tuple(mm * a / b for mm, a, b in zip(sample.spacing, old, new, strict=True))
     images = ready_image(sample.image, sample.spacing, dataset.intensity, settings)
@@ -323,7 +340,7 @@ def _ignored_as(value: int, labels: NDArray[Any], dataset: Dataset) -> NDArray[A
     return labels if dataset.ignore is None else np.where(labels == dataset.ignore, value, labels)
 
 
-def _check(sample: Sample, dataset: Dataset, dims: int) -> None:
+def _check(case: Case, sample: Sample, dataset: Dataset, dims: int) -> None:
     """The last guard: an array that is wrong here would be wrong in every training."""
     image, labels, count = sample.image, sample.labels, min(len(dataset.label_names), VOID)
     if image.ndim not in (3, 4) or image.shape[1:] != labels.shape or labels.size == 0:
@@ -333,3 +350,5 @@ def _check(sample: Sample, dataset: Dataset, dims: int) -> None:
     known = _ignored_as(0, labels, dataset)
     if known.min() < 0 or known.max() >= count:
         raise DataError(f"labels {known.min()} to {known.max()}, but the classes are 0 to {count - 1}")
+    if case.annotated and not np.isin(known, case.annotated).all():
+        raise DataError(f"it has labels of classes that are said not to be annotated; annotated are {case.annotated}")

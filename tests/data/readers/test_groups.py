@@ -28,7 +28,7 @@ def test_a_table(tmp_path: Path) -> None:
     (folder / "groups.csv").write_text("case,group\na,anna\nb,anna\nd,\nx,paul\na,paul\n")
     assert groups(folder) == ["anna", "anna", "c", "d"]
     assert open_dataset(folder).findings == (
-        ("error", "groups.csv", "gives two groups to a: anna and paul"),
+        ("error", "groups.csv", "has two rows for a: anna and paul"),
         ("error", "groups.csv", "gives a group to x, which is no case"),
         ("error", "images/c.png", "has no group in groups.csv: add a row for it"),
         ("error", "images/d.png", "has no group in groups.csv: add a row for it"),

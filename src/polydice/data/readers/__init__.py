@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polydice.data.cases import DataError, Dataset
 from polydice.data.readers.acdc import ACDC
+from polydice.data.readers.annotations import annotated
 from polydice.data.readers.decathlon import DECATHLON
 from polydice.data.readers.folder import FOLDER, find_folder, folders_of
 from polydice.data.readers.groups import regrouped
@@ -52,7 +53,7 @@ def open_dataset(
         for reader in readers:
             dataset = find_folder(folder, masks, ignore) if reader is FOLDER else reader.find(folder)
             if dataset:
-                return regrouped(_completed(dataset, ignore), group)
+                return regrouped(annotated(_completed(dataset, ignore)), group)
         below = "".join(f"\n{child} holds one: give that folder" for child in _sets_below(folder))
     except OSError as problem:
         raise DataError(f"{folder} cannot be searched: {problem}") from problem

@@ -15,6 +15,7 @@ from typing import Any
 
 from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
 from polydice.data.files import PICTURES, VOLUMES, ending, read_images, read_mask, stem
+from polydice.data.readers.annotations import KEY, stated
 from polydice.data.readers.labels import described
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
 
@@ -42,9 +43,10 @@ def find_decathlon(folder: Path) -> Dataset | None:
     name = str(about.get("name") or folder.resolve().name)
     if "hippocampus" in name.lower():
         cases = [replace(case, group=_person(case.id) or case.id) for case in cases]
-    return Dataset(
+    found = Dataset(
         name, folder, classes, intensity, tuple(cases), read_channels, tuple(findings), len(listed), ignore, regions
     )  # fmt: skip
+    return stated(found, about.get(KEY, {}), description)
 
 
 def images_to_predict(folder: Path) -> dict[Path, list[Path]] | None:

@@ -1,14 +1,12 @@
 """Which cases belong together: as the user says it, by a table or by a part of the names."""
 
-import csv
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
-from polydice.data.cases import Case, DataError, Dataset, Finding
-from polydice.data.files import below
+from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.readers.layout import error, warning
+from polydice.data.readers.tables import read_table, strangers, where
 
 TABLE = "groups.csv"
 NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
@@ -26,14 +24,13 @@ def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
         if table.exists():
             findings.append(warning(dataset.folder, table, "is not read, since --group is given"))
     elif table.exists():
-        groups, nothing = _by_table(table, findings), f"has no group in {TABLE}: add a row for it"
-        unknown = sorted(groups.keys() - {case.id for case in dataset.cases})
-        unknown = [name or "a case without a name" for name in unknown]
+        groups, nothing = read_table(table, "group", findings), f"has no group in {TABLE}: add a row for it"
+        unknown = strangers(groups, dataset)
         findings += [error(dataset.folder, table, f"gives a group to {name}, which is no case") for name in unknown]
     else:
         return dataset
     cases = tuple(replace(case, group=groups.get(case.id) or case.id) for case in dataset.cases)
-    findings += [Finding("error", _name(dataset, case), nothing) for case in cases if not groups.get(case.id)]
+    findings += [Finding("error", where(dataset, case), nothing) for case in cases if not groups.get(case.id)]
     return replace(dataset, cases=cases, findings=tuple(findings))
 
 
@@ -45,31 +42,6 @@ def _by_name(dataset: Dataset, pattern: str) -> dict[str, str]:
         raise DataError(f"--group {pattern!r} is no regular expression: {problem}") from problem
     found = {case.id: compiled.search(case.id) for case in dataset.cases}
     return {name: match[min(1, compiled.groups)] or "" for name, match in found.items() if match}
-
-
-def _by_table(table: Path, findings: list[Finding]) -> dict[str, str]:
-    groups: dict[str, str] = {}
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            columns = {name.strip(): name for name in rows.fieldnames or ()}
-            if not {"case", "group"} <= columns.keys():
-                has = ", ".join(columns) or "nothing"
-                raise DataError(f"{table} must have the columns case and group, separated by commas, but has {has}")
-            for row in rows:
-                name, group = ((row[columns[column]] or "").strip() for column in ("case", "group"))
-                if name in groups:
-                    what = f"gives two groups to {name}: {groups[name]} and {group}"
-                    same = f"has two rows for {name}: remove one"
-                    findings.append(error(table.parent, table, same if groups[name] == group else what))
-                groups.setdefault(name, group)
-    except (UnicodeError, csv.Error) as problem:
-        raise DataError(f"{table} is no table in UTF-8: {problem}") from problem
-    return groups
-
-
-def _name(dataset: Dataset, case: Case) -> str:
-    return below(dataset.folder, case.images[0]) if len(case.images) == 1 else case.id
 
 
 def suggested(dataset: Dataset) -> str:
