@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polydice.data.augment import Augment2D, Augment3D, as_float
@@ -18,21 +19,25 @@ PATCH = (6, 7, 8)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
+def _labels(case: Case, random: np.random.Generator, *shape: int) -> NDArray[np.int64]:
+    return random.choice(case.annotated or (0, 1, 2), size=shape)
+
+
 def _image(case: Case) -> Sample:
     random = np.random.default_rng(int(case.id))
-    return Sample(
-        random.integers(256, size=(3, SIZE, SIZE), dtype=np.uint8), random.integers(3, size=(SIZE, SIZE)), None
-    )
+    return Sample(random.integers(256, size=(3, SIZE, SIZE), dtype=np.uint8), _labels(case, random, SIZE, SIZE), None)
 
 
 def _volume(case: Case) -> Sample:
     random = np.random.default_rng(int(case.id))
     shape = (5 + int(case.id) % 7, 12, 9 + int(case.id) % 3)
-    return Sample(random.random((2, *shape), np.float32), random.integers(3, size=shape), (1.0, 1.0, 1.0))
+    return Sample(random.random((2, *shape), np.float32), _labels(case, random, *shape), (1.0, 1.0, 1.0))
 
 
 def _prepared(folder: Path, dims: int, count: int) -> Prepared:
-    cases = tuple(Case(f"{number:03}", f"{number:03}", (), ()) for number in range(count))
+    """Every third case has all classes annotated, the next the first of two, the next the second."""
+    kinds = (None, (0, 1), (0, 2))
+    cases = tuple(Case(f"{number:03}", f"{number:03}", (), (), kinds[number % 3]) for number in range(count))
     read, intensity = (_image, "colour") if dims == 2 else (_volume, "mr")
     dataset = Dataset("numbers", folder, ("background", "one", "two"), intensity, cases, read)
     return prepare(dataset, Preparation(dims=dims, size=SIZE), folder / "cache", workers=1)
@@ -73,6 +78,16 @@ def test_an_epoch_has_every_item_at_most_once_and_only_whole_batches(make: parti
         assert batch.images.shape == (4, batches.prepared.channels, *spatial)
         assert batch.labels.shape == (4, *spatial)
         assert (batch.images.dtype, batch.labels.dtype) == (torch.float32, torch.uint8)
+
+
+def test_what_is_annotated_comes_with_every_image(make: partial[Batches]) -> None:
+    batches = make(device="cpu")
+    kinds = torch.tensor([[True, True, True], [True, True, False], [True, False, True]])
+    for batch in (*batches.epoch(0), *batches.ordered()):
+        assert batch.annotated is not None
+        assert torch.equal(batch.annotated, kinds[batch.items % 3])
+        for known, labels in zip(batch.annotated, batch.labels, strict=True):
+            assert known[labels.unique().long()].all()
 
 
 def test_an_epoch_is_a_function_of_seed_and_number(make: partial[Batches]) -> None:

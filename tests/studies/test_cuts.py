@@ -1,12 +1,14 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polydice.cli import main
-from polydice.data.cases import DataError
+from polydice.data.cases import Case, DataError, Dataset
 from polydice.data.generate import generated_folder
 from polydice.data.readers import open_dataset
-from polydice.studies.cuts import refuse_another_cut
+from polydice.data.readers.decathlon import read_channels
+from polydice.studies.cuts import refuse_another_cut, refuse_other_annotations
 from polydice.studies.study import open_study
 from tests.data.test_folds import Member
 from tests.studies.tiny import RECIPE
@@ -45,6 +47,20 @@ def test_a_study_does_not_go_on_with_other_groups(tmp_path: Path, capsys: pytest
     (data / "groups.csv").write_text("\n".join(["case,group", *groups]) + "\n")
     assert main([*command, "--jobs", "1"]) == 0
     assert missing.exists()
+
+
+def test_a_study_does_not_go_on_with_other_annotations(tmp_path: Path) -> None:
+    study = open_study(Path(__file__).parents[2] / "results" / "paper" / "hippocampus-small")
+    run, result = next(study.finished())
+    names = [case["id"] for case in result["cases"]]
+    cases = tuple(Case(name, name, (), ()) for name in names)
+    dataset = Dataset("Hippocampus", tmp_path, ("background", "anterior", "posterior"), "mr", cases, read_channels)
+    refuse_other_annotations(study, run.dataset, dataset)
+    partly = replace(dataset, cases=(replace(cases[0], annotated=(0, 2)), *cases[1:]))
+    refuse_other_annotations(study, "another", partly)
+    told = rf"{names[0]} had background, anterior, posterior, and has background, posterior now\. Runs before and"
+    with pytest.raises(DataError, match=told):
+        refuse_other_annotations(study, run.dataset, partly)
 
 
 def test_other_cases_are_named(tmp_path: Path) -> None:

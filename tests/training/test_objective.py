@@ -61,6 +61,19 @@ def test_coarser_logits_weigh_half_as_much_and_see_every_second_label() -> None:
     assert all(level.grad is not None for level in logits)
 
 
+def test_what_is_annotated_is_told_at_every_resolution() -> None:
+    labels = torch.randint(2, (2, 8, 8), dtype=torch.uint8)
+    logits = [torch.randn(2, 3, side, side) for side in (8, 4)]
+    annotated = torch.tensor([[True, True, True], [True, True, False]])
+    loss = DiceLoss() + CrossEntropyLoss()
+    each = [
+        loss(logits[0], labels, annotated=annotated), loss(logits[1], labels[:, 1::2, 1::2], annotated=annotated)
+    ]  # fmt: skip
+    found = supervised(loss, logits, labels, annotated=annotated)
+    torch.testing.assert_close(found, (each[0] + each[1] / 2) / 1.5)
+    assert found != supervised(loss, logits, labels)
+
+
 def test_kappa_is_adapted_wherever_there_is_one() -> None:
     term = TvMFDiceLoss(kappa=1.0)
     loss = 2 * term + CrossEntropyLoss()

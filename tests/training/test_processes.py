@@ -27,6 +27,7 @@ RUNS = {  # no batch norm, whose statistics are each process's own on a CPU; 15 
     "mixed": {"norm": "instance", "loss": "DiceLoss() + 0.5 * CrossEntropyLoss(weight=[1, 3])"},
     "clipped": {"norm": "instance", "loss": "TvMFDiceLoss(kappa=2.0, batch=True)", "clip": 0.1},
     "deep": {"norm": "instance", "deep_supervision": True},
+    "annotated": {"norm": "instance", "loss": "DiceLoss(batch=True) + CrossEntropyLoss()"},  # its own data
     "stopped": {"save_every": 0.0, "epochs": 8},
     "norms": {"batch": 14, "epochs": 1},
 }
@@ -39,7 +40,7 @@ def with_a_nan(volumes: Path, out: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(images: Path, volumes: Path, partly: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every run, by two processes; `resumed` was killed in its first epochs, and resumed; `begun` is what
     the killing left. In `nan` a slice is NaN, and `refused` is to be trained without `resume`: what the processes say
     is in a file."""
@@ -48,9 +49,10 @@ def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactor
         "import json\n"
         "from dataclasses import replace\n"
         "from tests.training.test_processes import with_a_nan\n"
-        "data, volumes, folder, runs = *map(Path, sys.argv[1:4]), json.loads(sys.argv[4])\n"
+        "data, volumes, partly, folder, runs = *map(Path, sys.argv[1:5]), json.loads(sys.argv[5])\n"
         "for name, options in runs.items():\n"
-        "    assert wait(fork_together(small(data, folder / name, **options))), name\n"
+        "    place = partly if name == 'annotated' else data\n"
+        "    assert wait(fork_together(small(place, folder / name, **options))), name\n"
         "\n"
         "settings = small(data, folder / 'resumed', **runs['stopped'])\n"
         "children = fork_together(settings)\n"
@@ -71,18 +73,22 @@ def trained(images: Path, volumes: Path, tmp_path_factory: pytest.TempPathFactor
         "all_fail(small(data, folder / 'batch'), folder / 'refused.txt')\n",
         images,
         volumes,
+        partly,
         folder,
         json.dumps({name: COMMON | given for name, given in RUNS.items()}),
     )
     return folder
 
 
-@pytest.mark.parametrize("name", ["batch", "image", "mixed", "clipped", "deep"])
-def test_two_processes_train_to_the_weights_of_one(name: str, trained: Path, images: Path, tmp_path: Path) -> None:
-    result = train(small(images, tmp_path / "one", **COMMON, **RUNS[name]))
+@pytest.mark.parametrize("name", ["batch", "image", "mixed", "clipped", "deep", "annotated"])
+def test_two_processes_train_to_the_weights_of_one(
+    name: str, trained: Path, images: Path, partly: Path, tmp_path: Path
+) -> None:
+    data, classes = (partly, 3) if name == "annotated" else (images, 2)
+    result = train(small(data, tmp_path / "one", **COMMON, **RUNS[name]))
     torch.manual_seed(0)
     options = {"deep_supervision": True} if name == "deep" else {}
-    model = build("unet", 1, 2, width=4, depth=2, norm="instance", **options)
+    model = build("unet", 1, classes, width=4, depth=2, norm="instance", **options)
     start = torch.cat([model.state_dict()[key].flatten().double() for key in sorted(model.state_dict())])
     one, two = weights(tmp_path / "one"), weights(trained / name)
     assert float((two - one).norm()) < PATH * float((one - start).norm())

@@ -29,6 +29,7 @@ class Batch(NamedTuple):
     images: Tensor  # [B, C, *spatial] float32, on the device
     labels: Tensor  # [B, *spatial] uint8, on the device
     items: Tensor  # [B] int64, on the CPU: which items of the prepared set these are
+    annotated: Tensor | None  # [B, classes] booleans, on the device: which are annotated; None: all
 
 
 class Batches:
@@ -64,6 +65,7 @@ class Batches:
         self.prepared, self.batch, self.augment, self.patch, self.seed = prepared, batch, augment, patch, seed
         self.compile = compile
         self.items = torch.tensor(items, dtype=torch.int64)
+        self._annotated = None if prepared.annotated is None else torch.from_numpy(prepared.annotated[items])
         self.device = torch.empty(0, device=device).device  # with its number, which another thread must be told
         self.resident = _fits(prepared, self.items, self.device) if resident is None else resident
         self._share = slice(rank * batch // world, (rank + 1) * batch // world)
@@ -91,9 +93,10 @@ class Batches:
         parameters = self.augment.draw(len(order), generator) if self.augment else torch.empty(len(order), 0)
         reads = self._training_reads(order, generator)
         order, parameters = self._mine(order), _sent(self._mine(parameters), self.device)
+        annotated = self._annotated_in(order.unbind())
         with closing(self._pairs(reads)) as pairs:
-            for index, row, (images, labels) in zip(order, parameters, pairs, strict=True):
-                yield Batch(*self._augmented(images, labels, row), self.items[index])
+            for index, row, known, (images, labels) in zip(order, parameters, annotated, pairs, strict=True):
+                yield Batch(*self._augmented(images, labels, row), self.items[index], known)
 
     def ordered(self) -> Iterator[Batch]:
         """Every item once, in the order given, whole and as it is; the last batch may be smaller, and in 3D one volume
@@ -101,9 +104,10 @@ class Batches:
         count = self.batch if self.prepared.dims == 2 else 1
         index = torch.arange(len(self.items))
         reads = [partial(self._store.whole, part) for part in _sent(index, self._store.index_device).split(count)]
+        annotated = self._annotated_in(index.split(count))
         with closing(self._pairs(reads)) as pairs:
-            for items, (images, labels) in zip(self.items.split(count), pairs, strict=True):
-                yield Batch(as_float(images), labels, items)
+            for items, known, (images, labels) in zip(self.items.split(count), annotated, pairs, strict=True):
+                yield Batch(as_float(images), labels, items, known)
 
     def _training_reads(self, order: Tensor, generator: torch.Generator) -> list[Read]:
         """How to get what each step of an epoch augments: items, or boxes around patches of them."""
@@ -115,6 +119,13 @@ class Batches:
         corners = self._patches.draw(order, generator) - margin
         steps = zip(self._mine(order), self._mine(corners), strict=True)
         return [partial(self._store.boxes, index, corner, self._box) for index, corner in steps]
+
+    def _annotated_in(self, batches: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """What is annotated in the items with these numbers among the items, for each batch."""
+        if self._annotated is None:
+            return [None] * len(batches)
+        rows = _sent(self._annotated[torch.cat([*batches])], self.device)
+        return torch.split(rows, [len(each) for each in batches])
 
     def _mine(self, table: Tensor) -> Tensor:
         """`[steps, B, ...]`: what concerns this process, of rows for all items of an epoch."""

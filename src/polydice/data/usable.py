@@ -44,18 +44,31 @@ def usable(
 def used(dataset: Dataset) -> dict[str, Any]:
     """What a run was trained, validated and tested on, for `result.json`."""
     every = max(dataset.listed, len(dataset.cases))
-    found = {"cases": len(dataset.cases), "of": every, "groups": dataset.groups}
-    return found | {"classes": list(dataset.classes), "ignore": dataset.ignore}
+    found: dict[str, Any] = {"cases": len(dataset.cases), "of": every, "groups": dataset.groups}
+    found |= {"classes": list(dataset.classes), "ignore": dataset.ignore}
+    return found | ({"annotated": dataset.partly} if dataset.partly else {})
 
 
 def in_words(used: dict[str, Any]) -> str:
     """
     >>> in_words({"cases": 8, "of": 38, "groups": 1, "classes": ["background", "polyp"], "ignore": None})
     '8 of 38 cases, 1 group, 2 classes: background, polyp'
+    >>> used = {"cases": 3, "of": 3, "groups": 3, "classes": ["background", "RV", "LV"], "ignore": None}
+    >>> in_words(used | {"annotated": {"anna": ["background", "LV"]}})
+    '3 of 3 cases, 3 groups, 3 classes: background, RV, LV; annotated: RV in 2'
     """
     parts = [f"{used['cases']} of {used['of']} cases", f"{used['groups']} group{'s' * (used['groups'] != 1)}"]
     ignored = "" if used["ignore"] is None else f" (label {used['ignore']} is ignored)"
-    return f"{', '.join(parts)}, {len(used['classes'])} classes: {', '.join(used['classes'])}{ignored}"
+    told = f"{', '.join(parts)}, {len(used['classes'])} classes: {', '.join(used['classes'])}{ignored}"
+    return told + _partly(used)
+
+
+def _partly(used: dict[str, Any]) -> str:
+    """In how many cases a class is annotated, where that is not all of them."""
+    lists = used.get("annotated", {}).values()
+    missing = {name: sum(name not in each for each in lists) for name in used["classes"]}
+    shown = [f"{name} in {used['cases'] - count}" for name, count in missing.items() if count]
+    return f"; annotated: {', '.join(shown)}" if shown else ""
 
 
 def described(dataset: Dataset) -> str:

@@ -150,7 +150,7 @@ def _prepared(study: "Study", runs: Sequence["Planned"]) -> dict[tuple[str, str]
     """Each data set made ready for each network, once for all runs and before the first: what cannot be trained is
     refused, and what is trained on is said."""
     from polydice.data.usable import described
-    from polydice.studies.cuts import refuse_another_cut
+    from polydice.studies.cuts import refuse_another_cut, refuse_other_annotations
     from polydice.training.loop import opened
     from polydice.training.rehearsal import try_loss, try_network
 
@@ -162,6 +162,7 @@ def _prepared(study: "Study", runs: Sequence["Planned"]) -> dict[tuple[str, str]
             dataset, found[pair] = opened(settings)
             told[described(dataset)] = None
             refuse_another_cut(study, run.dataset, found[pair].cases)
+            refuse_other_annotations(study, run.dataset, dataset)
             try_network(settings, found[pair])
         try_loss(settings, found[pair])
     for line in told:

@@ -1,13 +1,14 @@
-"""Whether a study that goes on cuts its data into parts as it did before.
+"""Whether a study that goes on cuts its data into parts as it did before, and has the same classes annotated.
 
 Groups can change between two days: by a new `groups.csv`, or by a reader that has learnt which cases belong together.
-Runs of two cuts cannot be compared: they are not tested on the same cases.
+Runs of two cuts cannot be compared: they are not tested on the same cases. Nor can runs before and after a new
+`annotated.csv`: they are not trained on the same labels.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from polydice.data.cases import DataError
+from polydice.data.cases import DataError, Dataset
 from polydice.data.folds import HasGroup, split
 from polydice.studies.study import Study
 
@@ -30,6 +31,19 @@ def refuse_another_cut(study: Study, dataset: str, cases: Sequence[HasGroup]) ->
                 f"{study.folder} was begun with another cut of {settings.data}: {study.run_folder(run)} tested "
                 f"{_differently(before, now)}. Runs of two cuts cannot be compared: take another folder, or give the "
                 f"groups of before in groups.csv of that data set and go on"
+            )
+
+
+def refuse_other_annotations(study: Study, name: str, dataset: Dataset) -> None:
+    """Raises `DataError` if a finished run of the data set of this name had other classes annotated than it has now."""
+    for run, result in (*study.finished(tuning=True), *study.finished()):
+        before, now = result.get("used", {}).get("annotated", {}), dataset.partly
+        if run.dataset == name and before != now:
+            case = min(case for case in before.keys() | now.keys() if before.get(case) != now.get(case))
+            had, has = (", ".join(each.get(case, dataset.classes)) for each in (before, now))
+            raise DataError(
+                f"{study.folder} was begun with other annotations of {dataset.folder}: {case} had {had}, and has {has} "
+                "now. Runs before and after cannot be compared: take another folder, or annotate as before and go on"
             )
 
 

@@ -91,6 +91,7 @@ class Used(TypedDict):
     groups: Count
     classes: list[str]
     ignore: int | None
+    annotated: NotRequired[dict[str, list[str]]]
 
 
 class Result(TypedDict):

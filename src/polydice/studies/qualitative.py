@@ -24,7 +24,7 @@ from polydice.studies.study import Finished, Study
 from polydice.training.checkpoint import CheckpointError
 from polydice.training.inference import Network
 from polydice.training.loop import opened
-from polydice.training.metrics import dice_per_class
+from polydice.training.metrics import as_annotated, dice_per_class
 from polydice.training.overlay import visible
 from polydice.training.predict import load
 from polydice.training.weights import FILES
@@ -117,13 +117,15 @@ def _view(
     best = int(((planes > 0) & (planes < len(prepared.label_names))).sum(axis=(1, 2)).argmax())
     item, plane = divmod(best, len(planes) // len(case.items))
     image = np.array(prepared.item(case.items[item])[0])
-    maps = [network.segment(as_float(torch.from_numpy(image))[None]).numpy() for network in networks]
+    known = None if prepared.annotated is None else torch.from_numpy(prepared.annotated[[case.items[item]]])
+    found = [network.segment(as_float(torch.from_numpy(image))[None]) for network in networks]
+    maps = [as_annotated(each, known).numpy() for each in found]
     title = f"{_short(case.id)}, slice {best + 1}" if len(planes) > 1 else _short(case.id)
     return View(
         f"{title}\n{_short(rank)}",
         visible(image.reshape(len(image), -1, *planes.shape[1:])[:, plane]),
         planes[best],
-        [found.reshape(-1, *planes.shape[1:])[plane] for found in maps],
+        [each.reshape(-1, *planes.shape[1:])[plane] for each in maps],
         dice,
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polydice.data.batches import Batches
 from polydice.data.prepare import Prepared
 from polydice.training.config import Precision
-from polydice.training.metrics import confusion
+from polydice.training.metrics import as_annotated, confusion
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
 WINDOWS, OVERLAP = 2, 0.5  # run at a time, and the part of a window that its neighbour shares
@@ -99,9 +99,9 @@ class Network:
         return found.float()
 
     def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
-        """Every batch, with its label maps and confusion matrices."""
+        """Every batch, with its label maps and confusion matrices: of the classes that are annotated in each image."""
         for batch in batches.ordered():
-            maps = self.segment(batch.images, len(batch.images) == batches.batch)
+            maps = as_annotated(self.segment(batch.images, len(batch.images) == batches.batch), batch.annotated)
             yield Segmented(batch.labels, maps, confusion(maps, batch.labels, classes))
 
     def confusion(self, batches: Batches, classes: int) -> Tensor:

@@ -99,7 +99,7 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
         set_rate(run.optimizer, settings, step, settings.epochs * run.steps)
         run.optimizer.zero_grad()
         logits = run.network(batch.images)
-        loss = supervised(run.loss, logits, batch.labels, run.prepared.ignore, run.prepared.regions)
+        loss = supervised(run.loss, logits, batch.labels, run.prepared.ignore, run.prepared.regions, batch.annotated)
         loss.backward()
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip)

@@ -40,6 +40,19 @@ def confusion(prediction: Tensor, labels: Tensor, classes: int) -> Tensor:
     return counts.view(batch, LANES, cells).sum(1)[:, :-1].reshape(batch, classes, classes)
 
 
+def as_annotated(prediction: Tensor, annotated: Tensor | None) -> Tensor:
+    """Label maps `[B, *spatial]` in which classes that are not `annotated`, `[B, C]` booleans, are background: as in
+    the truth of such an image, and in the loss. The regions of the other classes stay, and so does their Dice.
+
+    >>> as_annotated(torch.tensor([[0, 1, 2]]), torch.tensor([[True, False, True]]))
+    tensor([[0, 0, 2]])
+    """
+    if annotated is None:
+        return prediction
+    known = torch.arange(annotated.shape[1], device=annotated.device) * annotated
+    return known.gather(1, prediction.flatten(1).long()).view_as(prediction).to(prediction.dtype)
+
+
 def _check_shapes(prediction: Tensor, labels: Tensor) -> None:
     if prediction.shape != labels.shape:
         raise ValueError(f"prediction {list(prediction.shape)} and labels {list(labels.shape)} differ in shape")

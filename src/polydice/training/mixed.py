@@ -16,18 +16,22 @@ class Foreign(nn.Module):
 
     It is given float32 logits `[B, C, *spatial]` and int64 labels `[B, *spatial]`, or float32 masks like the logits.
     Pixels with the label `masked`, if there are such, are 0 in the labels and False in the `mask` it is given then.
+    Where not all classes are annotated in all images it is given `annotated` `[B, C]` too.
     """
 
     def __init__(self, spelt: str, module: nn.Module, masked: int | None = None) -> None:
         super().__init__()
         self.spelt, self.module, self.masked = spelt, module, masked
 
-    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Any:
+    def forward(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Any:
         logits, target = logits.float(), target.float() if target.dtype == torch.bool else target.long()
         if self.masked is not None:
             mask = target != self.masked
             target = target.where(mask, 0)
-        return self.module(logits, target) if mask is None else self.module(logits, target, mask=mask)
+        more = {"mask": mask, "annotated": annotated}
+        return self.module(logits, target, **{name: each for name, each in more.items() if each is not None})
 
     def __repr__(self) -> str:
         return self.spelt
@@ -46,9 +50,11 @@ class Mixed(nn.Module):
     def foreign(self) -> list[tuple[float, Foreign]]:
         return list(zip(self.factors, self.others, strict=True))  # type: ignore[arg-type]
 
-    def forward(self, logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Any:
-        values = [factor * loss(logits, target, mask) for factor, loss in self.foreign]
-        return sum(values, self.own(logits, target, mask)) if self.own is not None else sum(values)
+    def forward(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Any:
+        values = [factor * loss(logits, target, mask, annotated) for factor, loss in self.foreign]
+        return sum(values, self.own(logits, target, mask, annotated)) if self.own is not None else sum(values)
 
     def __add__(self, other: "Loss | LossSum | Mixed") -> "Mixed":
         if isinstance(other, Loss | LossSum):

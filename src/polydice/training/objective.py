@@ -87,16 +87,19 @@ def supervised(
     labels: Tensor,
     ignore: int | None = None,
     regions: Regions | None = None,
+    annotated: Tensor | None = None,
 ) -> Tensor:
-    """The loss; of logits at several resolutions the mean, each with half the weight of the one before."""
+    """The loss; of logits at several resolutions the mean, each with half the weight of the one before. `annotated`
+    `[B, C]`: the classes that are, in each image."""
     if isinstance(logits, Tensor):
-        value: Tensor = loss(logits, *targets(labels, ignore, regions))
+        value: Tensor = loss(logits, *targets(labels, ignore, regions), annotated)
         return value
     weights = [0.5**level for level in range(len(logits))]
     total = labels.new_zeros((), dtype=torch.float32)
     for weight, each in zip(weights, logits, strict=True):
         smaller = F.interpolate(labels[:, None].float(), each.shape[2:], mode="nearest-exact")[:, 0]
-        total = total + weight / sum(weights) * loss(each, *targets(smaller.to(labels.dtype), ignore, regions))
+        target = targets(smaller.to(labels.dtype), ignore, regions)
+        total = total + weight / sum(weights) * loss(each, *target, annotated)
     return total
 
 

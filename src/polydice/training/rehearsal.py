@@ -10,7 +10,7 @@ from polydice.data.prepare import Prepared
 from polydice.models import MODELS, build
 from polydice.training.config import Settings
 from polydice.training.inference import patch_for
-from polydice.training.mixed import Mixed
+from polydice.training.mixed import Mixed, takes
 from polydice.training.objective import objective, targets
 from polydice.training.processes import Process
 
@@ -46,11 +46,17 @@ def try_loss(settings: Settings, prepared: Prepared) -> None:
     if prepared.ignore is not None:
         labels[:, :1] = prepared.ignore
     target, mask = targets(labels, prepared.ignore, prepared.regions)
+    annotated = None if prepared.annotated is None else torch.ones(2, prepared.outputs, dtype=torch.bool)
     for _, each in loss.foreign:
         logits = torch.randn(2, prepared.outputs, *shape, requires_grad=True)
         given = f"logits {list(logits.shape)} and {'masks' if prepared.regions else 'labels'} {list(target.shape)}"
+        if annotated is not None and not takes(each.module.forward, "annotated"):
+            raise ValueError(
+                f"loss {each}: not all classes are annotated in all cases here, and its forward takes no annotated, "
+                "[B, C] booleans: a class would be trained as background where nobody has looked for it"
+            )
         try:
-            value = each(logits, target, mask)
+            value = each(logits, target, mask, annotated)
         except Exception as error:  # as above
             raise ValueError(f"loss {each} failed on {given}: {type(error).__name__}: {error}") from error
         if not isinstance(value, Tensor) or value.ndim:

@@ -47,6 +47,7 @@ class Run:
         if process.first:
             save_folds(settings.out / "folds.json", every_fold, prepared.cases)
         self.fold = every_fold[settings.fold]
+        _refuse_what_nobody_shows(prepared, self.items(self.fold.train), settings.fold)
         compiled = {"auto": process.device.type == "cuda", "on": True, "off": False}[settings.compile]
         self.training = Batches(
             prepared, self.items(self.fold.train), self.batch, process.device, augment=self._augmentation(),
@@ -188,6 +189,19 @@ class Run:
 def copied(weights: Mapping[str, Tensor], device: str | None = None) -> Weights:
     """Weights that further training leaves as they are."""
     return {name: tensor.to(device or tensor.device, copy=True) for name, tensor in weights.items()}
+
+
+def _refuse_what_nobody_shows(prepared: Prepared, items: Sequence[int], fold: int) -> None:
+    """A class that no training case has annotated would be any part of the background."""
+    if prepared.annotated is None:
+        return
+    shown = prepared.annotated[list(items)]
+    missing = [name for label, name in enumerate(prepared.classes) if not shown[:, label].any()]
+    if missing:
+        raise TrainingError(
+            f"{', '.join(missing)}: annotated in no training case of fold {fold} of {prepared.name}; take another "
+            "split_seed, or fewer folds"
+        )
 
 
 def _pretrain(model: nn.Module, settings: Settings, process: Process) -> None:
