@@ -136,7 +136,7 @@ def _who_has_what(dataset: Dataset) -> str:
 
 def _known(dataset: Dataset, case: Case) -> str:
     """The annotated classes, as annotated.csv has them."""
-    return SEPARATOR.join(dataset.partly.get(case.id, dataset.classes))
+    return SEPARATOR.join(dataset.classes[label] for label in case.annotated or range(len(dataset.classes)))
 
 
 def _described(dataset: Dataset, facts: Sequence[Facts]) -> str:

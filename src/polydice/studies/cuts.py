@@ -36,8 +36,9 @@ def refuse_another_cut(study: Study, dataset: str, cases: Sequence[HasGroup]) ->
 
 def refuse_other_annotations(study: Study, name: str, dataset: Dataset) -> None:
     """Raises `DataError` if a finished run of the data set of this name had other classes annotated than it has now."""
+    now = dataset.partly
     for run, result in (*study.finished(tuning=True), *study.finished()):
-        before, now = result.get("used", {}).get("annotated", {}), dataset.partly
+        before = result.get("used", {}).get("annotated", {})
         if run.dataset == name and before != now:
             case = min(case for case in before.keys() | now.keys() if before.get(case) != now.get(case))
             had, has = (", ".join(each.get(case, dataset.classes)) for each in (before, now))
