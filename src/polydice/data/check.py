@@ -164,10 +164,10 @@ def look(dataset: Dataset, case: Case, sample: Sample) -> Look:
         findings.append(Finding("warning", mask_name, EMPTY if known[0] else VOID_ONLY))
     elif any(known[1:]) and not known[0]:
         findings.append(Finding("warning", mask_name, FULL))
-    for label in set(range(classes)) - set(case.annotated or range(classes)):
-        if known[label]:
+    for label, count in enumerate(known if case.annotated else ()):
+        if count and label not in (case.annotated or ()):
             what = f"has labels of {dataset.classes[label]}, which is said not to be annotated there"
-            findings.append(Finding("error", mask_name, f"{what} (case {case.id}, {known[label]} pixels)"))
+            findings.append(Finding("error", mask_name, f"{what} (case {case.id}, {count} pixels)"))
     if remark:
         findings.append(Finding("warning", mask_name, remark))
     if all(channel.min() == channel.max() for channel in image):

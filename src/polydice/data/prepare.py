@@ -96,22 +96,20 @@ class Prepared:
         self.settings = Preparation(**{name: as_tuple(value) for name, value in index["settings"].items()})
         self.dims: int = self.settings.dims
 
-        counts = [case["items"] for case in index["cases"]]
+        cases: tuple[dict[str, Any], ...] = as_tuple(index["cases"])
+        counts = [case["items"] for case in cases]
         ends = np.cumsum(counts).tolist()
         self.cases = tuple(
             PreparedCase(
-                case["id"],
-                case["group"],
-                as_tuple(case["spacing"]),
-                range(end - count, end),
-                case["volume"],
-                as_tuple(case.get("annotated")),
+                case["id"], case["group"], case["spacing"], range(end - n, end), case["volume"], case.get("annotated")
             )
-            for case, count, end in zip(index["cases"], counts, ends, strict=True)
+            for case, n, end in zip(cases, counts, ends, strict=True)
         )
         self.case_of = np.repeat(np.arange(len(counts)), counts)
-        self.annotated = self._annotated() if any(case.annotated for case in self.cases) else None
-        self.shapes = np.array([case["shape"] for case in index["cases"]], np.int64)[self.case_of]
+        every = range(len(self.classes))
+        rows = np.array([np.isin(every, case.annotated or every) for case in self.cases])
+        self.annotated = None if rows.all() else rows[self.case_of]
+        self.shapes = np.array([case["shape"] for case in cases], np.int64)[self.case_of]
         sizes = self.shapes.prod(1)
         self.starts = sizes.cumsum() - sizes
 
@@ -119,11 +117,6 @@ class Prepared:
         images = (self.channels, total) if self.dims == 3 else (len(self), self.channels, *square)
         self.images = _mapped(self.folder / IMAGES, index["dtype"], images)
         self.labels = _mapped(self.folder / LABELS, "uint8", (total,) if self.dims == 3 else (len(self), *square))
-
-    def _annotated(self) -> NDArray[np.bool_]:
-        every = range(len(self.classes))
-        rows = [np.isin(every, every if case.annotated is None else case.annotated) for case in self.cases]
-        return np.stack(rows)[self.case_of]
 
     def _verify(self) -> None:
         """Compares the files with their checksums: nobody would notice that a network is trained on a damaged byte. A

@@ -121,3 +121,14 @@ def test_what_was_prepared_for_other_annotations_is_not_used(folder: Path) -> No
         usable(open_dataset(folder), settings, cache)
     (folder / "annotated.csv").unlink()
     assert usable(open_dataset(folder), settings, cache)[1].folder == whole.folder
+
+
+def test_regions_must_be_annotated_everywhere(tmp_path: Path) -> None:
+    write.picture(tmp_path / "imagesTr" / "a_0000.png", LABELS * 90)
+    write.picture(tmp_path / "labelsTr" / "a.png", LABELS)
+    about = {"channel_names": {"0": "mr"}, "regions_class_order": [1, 2], "annotated": {"a": [0, 1]}}
+    (tmp_path / "dataset.json").write_text(
+        json.dumps(about | {"labels": {"background": 0, "tumour": [1, 2], "core": [2]}})
+    )
+    with pytest.raises(DataError, match="regions share labels, so that all must be annotated"):
+        open_dataset(tmp_path)

@@ -34,6 +34,8 @@ def stated(dataset: Dataset, lists: Mapping[str, Sequence[str | int]], source: P
     if not isinstance(lists, dict) or not all(isinstance(each, list) for each in lists.values()):
         raise DataError(f"{source}: {KEY!r} must have a list of classes for each case, such as "
                         f'{{"{KEY}": {{"case_1": ["{dataset.classes[0]}", "{dataset.classes[1]}"]}}}}')  # fmt: skip
+    if lists and dataset.regions:
+        raise DataError(f"{source}: regions share labels, so that all must be annotated: no case can have a list")
     unknown = strangers(lists, dataset)
     findings = [error(dataset.folder, source, f"has classes of {name}, which is no case") for name in unknown]
     cases = []
