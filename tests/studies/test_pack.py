@@ -102,6 +102,34 @@ def test_a_choice_and_what_has_diverged_go_along_and_other_failures_do_not(tmp_p
         create(tmp_path / "made-up.toml", tmp_path / "kept", study.data, study.cache)
 
 
+def test_a_record_follows_a_study_that_chooses_anew_among_more_values(tmp_path: Path) -> None:
+    kept, better = tmp_path / "kept", {"epsilon=0.7": 1.1, "epsilon=0.9": 1.15}
+
+    def chosen(values: str) -> Study:
+        study = study_in(tmp_path / values, lambda run: False, TUNED.replace("[-0.3, 0.5]", values))
+        for run in study.tuning:
+            finish(study, run, found=better.get(run.value, 1))
+        return Agenda(study, lambda line: None).study
+
+    for values in ("[-0.3, 0.5]", "[-0.3, 0.5, 0.7]", "[-0.3, 0.5]"):
+        pack(chosen(values), kept)
+    study = open_study(kept)
+    assert [(each["value"], len(each["validation"])) for each in study.choices] == [("epsilon=0.7", 3)]
+    finish(study, study.runs[-1])
+    assert pack(study, kept).runs == 4
+    with pytest.raises(ValueError, match=r"has epsilon=0.7 in .*kept and epsilon=0.9 in"):
+        pack(chosen("[-0.3, 0.5, 0.7, 0.9]"), kept)
+
+
+def test_runs_on_other_data_are_refused(tmp_path: Path) -> None:
+    pack(study_in(tmp_path / "a", lambda run: run.fold == 0, ONE_SET), tmp_path / "kept")
+    study = study_in(tmp_path / "b", lambda run: run.fold == 1, ONE_SET)
+    for path in study.folder.rglob("result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"prepared": "elsewhere"}))
+    with pytest.raises(ValueError, match="were trained on other data: elsewhere and nowhere"):
+        pack(study, tmp_path / "kept")
+
+
 def test_records_are_pooled_as_folders_are(tmp_path: Path) -> None:
     parts = [
         study_in(tmp_path / seeds, recipe=ONE_SET.replace("[0, 1]\n", f"[{seeds}]\n")) for seeds in ("0, 1", "2, 3")
@@ -131,10 +159,10 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path, capsys: py
     finish(study, study.runs[0], found=0.5)
     others = {
         "cvc-clinicdb/unet/dice/fold-0/seed-0 with another result": study,
-        "epochs of cvc-clinicdb with unet: 200 and 7": study_in(
+        "are not one study: each has runs": study_in(
             tmp_path / "b", lambda run: False, ONE_SET.replace("[train]", "[train]\nepochs = 7")
         ),
-        "have runs that the other's recipe does not have": study_in(
+        "that the other's recipe has not": study_in(
             tmp_path / "c", lambda run: False, ONE_SET.replace("seeds = [0, 1]", "seeds = [1, 2]")
         ),
     }

@@ -1,14 +1,14 @@
 """Puts the runs of a study into its record, `runs.jsonl.gz`, or into that of a folder elsewhere. Nothing is removed."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from polydice.data.cases import DataError
+from polydice.studies.files import Choice
 from polydice.studies.formats import count
-from polydice.studies.pool import pooled
 from polydice.studies.recipe import RecipeError
 from polydice.studies.record import RECORD, failed_line, finished_line, read_record, write_record
 from polydice.studies.selection import has_diverged
@@ -67,18 +67,41 @@ def _left_out(study: Study, lines: Mapping[str, bytes]) -> Iterator[str]:
 
 def _write_study(study: Study, out: Path) -> None:
     """Recipe, choices and meaning, beside which the record is then written. A study that is there already is the same,
-    or has fewer or more runs."""
-    text, choices = (study.folder / "recipe.toml").read_text(encoding="utf-8"), study.choices
+    or has grown since, or less than this one."""
+    longest, choices = study, study.choices
     if (out / "recipe.toml").exists():
         there = open_study(out)
-        pooled([there, study])  # refuses other data, other settings and other choices
         if not study.recipe.extends(there.recipe):
-            if not there.recipe.extends(study.recipe):
-                raise RecipeError(f"{out} and {study.folder} have runs that the other's recipe does not have")
-            text = (out / "recipe.toml").read_text(encoding="utf-8")
-        choices = (*there.choices, *(each for each in choices if each not in there.choices))
+            longest = there
+        choices = _choices(longest, there if longest is study else study)
+    text, meant = (longest.folder / "recipe.toml").read_text(encoding="utf-8"), portable(longest.folder, out)
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "study.json", json.dumps(portable(study.folder, out)) + "\n")
+    write_text(out / "study.json", json.dumps(meant) + "\n")
     write_text(out / "recipe.toml", text)
     if choices:
         write_text(out / CHOSEN, json.dumps(choices, indent=1) + "\n")
+
+
+def _choices(longest: Study, other: Study) -> tuple[Choice, ...]:
+    """Those of both, if both are one study; of more values, the choice is made anew as long as nothing was trained."""
+    if not longest.recipe.extends(other.recipe):
+        raise RecipeError(
+            f"{longest.folder} and {other.folder} are not one study: each has runs that the other's recipe has not"
+        )
+    data: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for study in (longest, other):
+        for run, result in (*study.finished(tuning=True), *study.finished()):
+            data[run.dataset, run.model].add(result["prepared"])
+    for contents in data.values():
+        if len(contents) > 1:
+            told = " and ".join(sorted(contents))
+            raise DataError(f"{longest.folder} and {other.folder} were trained on other data: {told}")
+    every = {(each["dataset"], each["model"], each["loss"]): each for each in (*other.choices, *longest.choices)}
+    for run in other.runs:
+        chosen = every.get((run.dataset, run.model, run.loss))
+        if chosen and run.value not in ("", chosen["value"]) and other.state(run) == "done":
+            raise DataError(
+                f"{run.loss} on {run.dataset} has {run.value} in {other.folder} and {chosen['value']} in "
+                f"{longest.folder}: runs of the two are not one study"
+            )
+    return tuple(every.values())
