@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polydice.studies.figures import drawings, drawn
+from polydice.studies.figures import drawings, drawn, sign
 from polydice.studies.plots import Panel, Plot, Point, Series
 from polydice.studies.style import save
 
@@ -162,3 +162,15 @@ def test_what_goes_beyond_an_edge_has_an_arrow(far: Point, numbers: list[str], l
     assert [text.get_text() for text in axes.texts if text.get_text() not in ("this", "that")] == numbers
     for mark, places in (("<", left), (">", right)):
         assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == mark] == places
+
+
+@pytest.mark.parametrize(("kind", "signs"), [("points", "●■▲◆▼✚✖"), ("curves", ("——", "– –", "···", "–·–"))])
+def test_more_losses_than_colours_have_signs(kind: str, signs: str) -> None:
+    series = tuple(Series(f"loss {number}", "#0072B2", SERIES[0].points) for number in range(13))
+    plot = Plot("many", "Title", "", kind, (Panel("", "x", "y", series),))
+    assert [sign(plot, each) for each in series] == [signs[number % len(signs)] for number in range(13)]
+    (axes,) = drawn(plot).axes
+    looks = {(line.get_marker(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == len(signs)
+    few = dataclasses.replace(plot, panels=(dataclasses.replace(plot.panels[0], series=series[:12]),))
+    assert {sign(few, each) for each in series[:12]} == {""}

@@ -180,15 +180,23 @@ PLOTS = """(() => {
     button.click();
     const hidden = {count: count(training), pressed: button.ariaPressed};
     const drawing = training.querySelector(".drawing"), {left, top} = drawing.getBoundingClientRect();
-    const tip = training.querySelector(".tip"), tell = () => {
+    const reading = training.querySelector(".reading"), told = () => reading.textContent.split("\\n"), tell = () => {
         drawing.dispatchEvent(new PointerEvent("pointermove", {clientX: left + 60, clientY: top + 50}));
-        return tip.hidden ? null : tip.textContent.split("\\n");
+        return told();
     };
     const fewer = tell();
     button.click();
-    const told = tell();
+    const pointed = tell(), beside = [...training.querySelectorAll(".legend .value")].map(each => each.textContent);
+    const {bottom} = drawing.getBoundingClientRect();
+    const covered = [...training.querySelectorAll(".value, .panel:first-child .reading")].map(each =>
+        each.getBoundingClientRect()).some(box => box.bottom > top && box.top < bottom);
     drawing.dispatchEvent(new PointerEvent("pointerleave"));
-    return {drawn, hidden, again: count(training), fewer, told, left: tip.hidden, problems};
+    const away = told();
+    const press = key => { drawing.dispatchEvent(new KeyboardEvent("keydown", {key})); return told()[0]; };
+    drawing.focus();
+    const pressed = ["ArrowRight", "ArrowRight", "ArrowLeft", "Escape"].map(press);
+    const keys = [document.activeElement === drawing, ...pressed];
+    return {drawn, hidden, again: count(training), fewer, told: pointed, beside, covered, away, keys, problems};
 })()"""
 
 
@@ -206,7 +214,18 @@ def test_plots_are_drawn_hide_what_is_clicked_and_tell_what_is_pointed_at(page: 
         "PolyDice-1: 1.5 (1 to 2)",
     ]
     assert answer["fewer"] == [answer["told"][0], *answer["told"][2:]]
-    assert answer["left"] is True
+    assert answer["beside"] == ["1.5 (1 to 2)"] * 3
+    assert not answer["covered"]
+    assert answer["away"] == [""]
+    assert answer["keys"] == [True, "epoch 1", "epoch 2", "epoch 1", ""]
+
+
+def test_what_a_figure_shows_can_be_read(page: str) -> None:
+    """Behind each figure a table has its values: here of the first panel of the course of training."""
+    figure = page[page.index("<h3>Training: ") :]
+    table = figure[figure.index("The values") : figure.index("</table>")]
+    cells = [html.unescape(cell) for cell in re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", table)]
+    assert cells[:8] == ["epoch", "Dice", "Focal Tversky", "PolyDice-1", "1", *["1.5 (1 to 2)"] * 3]
 
 
 def test_drawings_do_not_share_names(page: str) -> None:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from polydice.studies.formats import signed
+from polydice.studies.formats import Cell, Table, signed
 from polydice.studies.plots import Panel, Plot, Point, Series
 from polydice.studies.style import GREY, RC
 
@@ -26,6 +26,9 @@ LETTER, LINE = 0.075, 52  # inches of a letter of a legend, and letters that fit
 ROUND = [1, 2, 5, 10]  # steps between ticks, and ten, a hundred, a tenth ... times these
 LANE = 0.07  # between two plateaus, in the height of the curves
 APART = 0.04  # between series over the same name, in the distance of two names
+MANY = 12  # series, that colours tell apart; more have signs of their own, too
+MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
+DASHES = {"-": "——", "--": "– –", ":": "···", "-.": "–·–"}
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a text that lines would cross
 # The colours of the page, which can be dark, for what is not in the colour of a loss; black must be seen best.
 THEME = {"#000000": "var(--ink)", GREY: "var(--soft)", GRID.lower(): "var(--line)", "#ffffff": "var(--paper)"}
@@ -106,6 +109,8 @@ def _lines(axes: Axes, plot: Plot, panel: Panel) -> None:
         x = [at * (every[1] / every[0]) ** aside if panel.log else at + aside for at in places]
         line = "none" if plot.kind == "scatter" else "--" if series.dashed else "-"
         mark = "" if plot.kind == "curves" else "o"
+        if own := _own(plot, series):
+            line, mark = (own, "") if plot.kind == "curves" else (line, own)
         look = _look(plot, series)
         axes.plot(x, y, linestyle=line, marker=mark, label=series.name, linewidth=1.6, markersize=4, **look)
         if plot.kind == "curves":
@@ -209,6 +214,17 @@ KINDS: dict[str, Callable[[Axes, Plot, Panel], None]] = {
 }
 
 
+def _own(plot: Plot, series: Series) -> str:
+    """How the lines of curves are dashed, or what points look like, where there are too many colours."""
+    signs = list(DASHES if plot.kind == "curves" else MARKS)
+    return signs[list(plot.legend).index(series.name) % len(signs)] if len(plot.legend) > MANY else ""
+
+
+def sign(plot: Plot, series: Series) -> str:
+    """The same in a legend of text."""
+    return (DASHES | MARKS).get(_own(plot, series), "")
+
+
 def _look(plot: Plot, series: Series) -> dict[str, Any]:
     """What all parts of a series have: its colour and its number."""
     return {"color": series.colour, "gid": f"series-{list(plot.legend).index(series.name)}"}
@@ -226,10 +242,31 @@ def _places(axes: Axes, plot: Plot, panel: Panel) -> list[Place]:
     for x, values in sorted(found.items()):
         at = axes.transData.transform((0, x) if down else (x, 0))
         across, up = axes.figure.transFigure.inverted().transform(at)
-        name = panel.ticks[int(x)] if panel.ticks else _short(x)
-        share, title = (1 - up, "") if down else (across, f"{panel.x} {name}")
+        share, title = (1 - up, "") if down else (across, f"{panel.x} {_named(panel, x)}")
         places.append(Place(round(share, 4), title, values))
     return places
+
+
+def values(panel: Panel, plot: Plot) -> Table:
+    """What a panel shows, in a table: a line for each place or, of intervals, for each series."""
+    title = panel.title or plot.title
+    if plot.kind == "intervals":
+        lines = [(Cell(series.name), Cell(_told(series.points[0]))) for series in panel.series]
+        return Table(title, ("", panel.y), tuple(lines))
+    found: defaultdict[float, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for series in panel.series:
+        for point in series.points:
+            found[point.x][series.name].append(_told(point))
+    names = [series.name for series in panel.series]
+    rows = (
+        (Cell(_named(panel, x)), *(Cell(", ".join(told[name]) or "–") for name in names))
+        for x, told in sorted(found.items())
+    )
+    return Table(title, (panel.x, *names), tuple(rows))
+
+
+def _named(panel: Panel, x: float) -> str:
+    return panel.ticks[int(x)] if panel.ticks else _short(x)
 
 
 def _told(point: Point) -> str:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from polydice.studies.comparison import Comparison
-from polydice.studies.figures import drawings, themed
+from polydice.studies.figures import drawings, sign, themed, values
 from polydice.studies.formats import Table, signed
 from polydice.studies.plots import Plot
 from polydice.studies.tables import choices, courses, details, pairs, results
@@ -84,7 +84,8 @@ def page(**content: Any) -> str:
     """The page; report.html.jinja says what it is made of."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"drawings": drawings, "themed": themed, "signed": signed, "kind": _kind}
+    environment.filters |= {"drawings": drawings, "sign": sign, "themed": themed, "values": values}
+    environment.filters |= {"signed": signed, "kind": _kind}
     return environment.get_template("report.html.jinja").render(content) + "\n"
 
 

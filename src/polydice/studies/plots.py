@@ -187,8 +187,9 @@ def sizes(study: Study, comparison: Comparison, colour: Mapping[str, str]) -> Pl
     series = tuple(Series(loss, colour[loss], tuple(each)) for loss, each in points.items())
     panel = Panel("", "foreground of the case", "Dice per case, %", series, STRATA, _view(series))
     caption = (
-        "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and seeds that all of "
-        "these losses have, ± standard error as of independent runs: what a seed does to all folds is not in it."
+        "The test cases of a fold in quarters, by their share of foreground. Mean over the folds and "
+        f"{study.recipe.outer}s that all of these losses have, ± standard error as of independent runs: what a "
+        f"{study.recipe.outer} does to all folds is not in it."
     )
     title = f"Dice against foreground size: {comparison.title}"
     return Plot(f"sizes-{comparison.slug}", title, caption, "points", (panel,))

@@ -35,6 +35,7 @@ CLASSES = [colour for colour in COLOURS if colour != "#F0E442"]  # yellow is for
 ERRORS = {"false positive": "#FF5A36", "false negative": "#FFD400", "wrong class": "#FF5CE1"}
 UNLABELLED = (0.5, 0.5, 0.5, 0.75)
 EDGE, LABELS, TITLES, LINE, LEGEND, GAP = 1.6, 0.45, 0.3, 0.16, 0.3, 0.04  # inches; the gap is a share of an edge
+BELOW = 0.12  # for the score, a share of an edge
 
 
 class NotHereError(Exception):
@@ -144,10 +145,10 @@ def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str])
     titles = TITLES + LINE * max(name.count("\n") for name in columns)
     handles = _handles(classes, void=any((view.truth == VOID).any() for view in views))
     legend_rows = -(-len(handles) // len(columns))
-    width, height = EDGE * len(columns) + LABELS, EDGE * len(views) + titles + LEGEND * legend_rows
+    width, height = EDGE * len(columns) + LABELS, EDGE * (1 + BELOW) * len(views) + titles + LEGEND * legend_rows
     figure = Figure(figsize=(width, height))
     edges = {"left": LABELS / width, "right": 1 - GAP / width, "top": 1 - titles / height}
-    edges |= {"bottom": LEGEND * legend_rows / height, "wspace": GAP, "hspace": GAP}
+    edges |= {"bottom": (LEGEND * legend_rows + EDGE * BELOW) / height, "wspace": GAP, "hspace": BELOW}
     grid = figure.subplots(len(views), len(columns), squeeze=False, gridspec_kw=edges)
     for axes, title in zip(grid[0], columns, strict=True):
         axes.set_title(title, fontsize=9, loc="center", pad=5)
@@ -161,9 +162,7 @@ def _drawn(views: Sequence[View], losses: Sequence[str], classes: Sequence[str])
         for axes, prediction, dice in zip(row[2:], view.predictions, view.dice, strict=True):
             _fill(axes, view.truth, prediction)
             _outline_errors(axes, view.truth, prediction)
-            tag = {"facecolor": "black", "alpha": 0.6, "edgecolor": "none", "boxstyle": "square,pad=0.25"}
-            corner = {"color": "white", "fontsize": 7, "transform": axes.transAxes, "bbox": tag}
-            axes.text(0.03, 0.04, "no score" if dice is None else f"Dice {100 * dice:.1f}", **corner)
+            axes.set_xlabel("no score" if dice is None else f"Dice {100 * dice:.1f}", fontsize=7, labelpad=2)
     figure.legend(handles=handles, loc="lower center", ncols=len(columns), fontsize=8)
     return figure
 
@@ -186,12 +185,13 @@ def _outline_errors(axes: Axes, truth: NDArray[np.uint8], prediction: NDArray[np
         "wrong class": (truth > 0) & (prediction > 0) & (truth != prediction),
     }
     factor = 3 if max(truth.shape) < 128 else 1  # where pixels can be seen, the outline follows their edges
+    width = min(1.2, 0.3 * 72 * EDGE / max(truth.shape))  # points: less than a third of a pixel, which it must not hide
     x, y = ((np.arange(-1, length * factor + 1) + 0.5) / factor - 0.5 for length in reversed(truth.shape))
     for error, where in wrong.items():
         if where.any():
             fine = where.repeat(factor, 0).repeat(factor, 1)
             inside = np.pad(fine, 1)  # the empty border closes the outline of an area that touches the edge
-            axes.contour(x, y, inside, [0.5], colors=[ERRORS[error]], linewidths=1.2)
+            axes.contour(x, y, inside, [0.5], colors=[ERRORS[error]], linewidths=width)
 
 
 def _handles(classes: Sequence[str], void: bool = False) -> list[Any]:

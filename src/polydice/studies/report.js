@@ -21,6 +21,7 @@ function sort(table, column, heading) {
 
 function animate(figure) {
   const {names, places} = JSON.parse(figure.querySelector("script").textContent), hidden = new Set();
+  const values = [...figure.querySelectorAll(".legend .value")];
   for (const [number, button] of figure.querySelectorAll(".legend button").entries()) {
     button.addEventListener("click", () => {
       const hide = !hidden.delete(number);
@@ -30,27 +31,40 @@ function animate(figure) {
     });
   }
   for (const [number, drawing] of figure.querySelectorAll(".drawing").entries()) {
-    watch(drawing, places[number], figure.dataset.kind === "intervals", values => values
-      .filter(([series]) => !hidden.has(series)).map(([series, value]) => `${names[series]}: ${value}`));
+    const reading = drawing.nextElementSibling;
+    follow(drawing, places[number], figure.dataset.kind === "intervals", (title, found) => {
+      const told = found.filter(([series]) => !hidden.has(series));
+      reading.textContent = [title, ...told.map(([series, value]) => `${names[series]}: ${value}`)].filter(Boolean).join("\n");
+      values.forEach((each, series) => each.textContent = told.filter(([one]) => one === series).map(([, value]) => value).join(", "));
+    });
   }
 }
 
-/** Shows beside the pointer what `told` makes of the values at the nearest place. */
-function watch(drawing, places, down, told) {
-  const here = drawing.querySelector(".here"), tip = drawing.querySelector(".tip");
+/** Has the place told that is nearest to the pointer, or that the arrow keys have come to. */
+function follow(drawing, places, down, tell) {
+  const here = drawing.querySelector(".here");
+  let at = -1;
+  const show = number => {
+    at = number;
+    const [share, title, values] = places[number] ?? [0, "", []];
+    here.hidden = down || number < 0;
+    here.style.left = `${100 * share}%`;
+    tell(title, values);
+  };
   drawing.onpointermove = drawing.onpointerdown = event => {
     const box = drawing.getBoundingClientRect();
     const pointer = down ? (event.clientY - box.top) / box.height : (event.clientX - box.left) / box.width;
-    const distance = ([share]) => Math.abs(share - pointer);
-    const [share, title, values] = places.reduce((a, b) => distance(b) < distance(a) ? b : a);
-    tip.textContent = [title, ...told(values)].filter(Boolean).join("\n");
-    tip.style.cssText = down ? `top: ${100 * share}%; left: 0`
-      : `top: 1rem; ${share > 0.5 ? "right" : "left"}: calc(${100 * (share > 0.5 ? 1 - share : share)}% + 12px)`;
-    here.style.left = `${100 * share}%`;
-    tip.hidden = false;
-    here.hidden = down;
+    const distances = places.map(([share]) => Math.abs(share - pointer));
+    show(distances.indexOf(Math.min(...distances)));
   };
-  drawing.onpointerleave = () => tip.hidden = here.hidden = true;
+  drawing.onpointerleave = drawing.onblur = () => show(-1);
+  drawing.onkeydown = event => {
+    const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+    if (event.key === "Escape") show(-1);
+    if (!step) return;
+    event.preventDefault();
+    show(Math.min(places.length - 1, Math.max(0, at + step)));
+  };
 }
 
 // ---- The page ----
