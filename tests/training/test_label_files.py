@@ -79,6 +79,12 @@ def test_of_a_data_set_the_images_of_imagests_are_taken(
 def test_nothing_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{tmp_path} holds no images"):
         jobs([tmp_path], OUT, by_channel=False, overlay=False)
+    (tmp_path / "dataset.json").write_text('{"modality": {"0": "CT"}}')
+    with pytest.raises(DataError, match=r"holds no images: .*, and no imagesTs beside its dataset\.json"):
+        jobs([tmp_path], OUT, by_channel=False, overlay=False)
+    (tmp_path / "imagesTs").mkdir()
+    with pytest.raises(DataError, match="imagesTs holds no images"):
+        jobs([tmp_path], OUT, by_channel=False, overlay=False)
     with pytest.raises(DataError, match="no image was given"):
         jobs([], OUT, by_channel=False, overlay=False)
 

@@ -63,7 +63,8 @@ def jobs(inputs: Sequence[Path], out: Path, by_channel: bool, overlay: bool) -> 
 def _images_in(folder: Path) -> list[Path]:
     images = [path for path in files_in(folder) if ending(path) in READ]
     if not images:
-        raise DataError(f"{folder} holds no images: {FORMATS}")
+        more = ", and no imagesTs beside its dataset.json" if (folder / "dataset.json").exists() else ""
+        raise DataError(f"{folder} holds no images: {FORMATS}{more}")
     return images
 
 

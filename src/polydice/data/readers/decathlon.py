@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polydice.data.cases import Case, DataError, Dataset, Finding, Intensity, Sample
-from polydice.data.files import PICTURES, VOLUMES, ending, read_images, read_mask, stem
+from polydice.data.files import FORMATS, PICTURES, VOLUMES, ending, read_images, read_mask, stem
 from polydice.data.readers.annotations import KEY, stated
 from polydice.data.readers.labels import described
 from polydice.data.readers.layout import IMAGES, Layout, error, files_in, inside, warning
@@ -58,6 +58,8 @@ def images_to_predict(folder: Path) -> dict[Path, list[Path]] | None:
         channels = _channels(json.loads(description.read_text(encoding="utf-8-sig")))
     found: dict[Path, list[Path]] = {}
     files = [path for path in files_in(images) if ending(path) in PICTURES + VOLUMES]
+    if not files:
+        raise DataError(f"{images} holds no images: {FORMATS}")
     for path in files:
         channel, kind = CHANNEL.fullmatch(stem(path)), path.name.removeprefix(stem(path))
         found.setdefault(images / (channel[1] + kind) if channel else path, []).append(path)
