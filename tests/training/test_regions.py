@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polydice.data.files import read_mask
 from polydice.training.loop import train
 from polydice.training.predict import predict
 from tests.data import write
-from tests.training.runs import small
+from tests.training.runs import history, small
 
 MEMBERS = [[0], [1, 2], [2]]
 OPTIONS: dict[int, dict[str, Any]] = {2: {"size": 24}, 3: {"model": "unet3d", "patch": (12, 24, 24), "rotation": 0.0}}
@@ -47,6 +49,22 @@ def test_regions_are_learnt_scored_and_written(dims: int, tmp_path: Path) -> Non
         truth = read_mask(next((tmp_path / "set" / "labelsTr").glob(f"{case['id']}.*")))
         assert set(np.unique(guess)) == {0, 1, 2}
         assert case["dice"] == pytest.approx(dice_of_regions(guess, truth, void=3), rel=1e-12)  # nothing is resized
+
+
+class Entropy(nn.Module):
+    """Somebody's loss of masks."""
+
+    def forward(self, logits: Tensor, masks: Tensor, mask: Tensor) -> Tensor:
+        each = F.binary_cross_entropy_with_logits(logits, masks, reduction="none").mean(1)
+        return (each * mask).sum() / mask.sum()
+
+
+def test_a_loss_of_somebody_elses_is_given_masks_and_a_mask(tmp_path: Path) -> None:
+    data, epochs = write.regions(tmp_path / "set", 2), []
+    for loss in ("CrossEntropyLoss()", f"{__name__}:Entropy()"):
+        train(small(data, tmp_path / loss[0], epochs=1, folds=3, batch=2, size=24, loss=loss))
+        epochs.append(history(tmp_path / loss[0]))
+    assert epochs[0][0]["loss"] == pytest.approx(epochs[1][0]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
