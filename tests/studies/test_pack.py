@@ -176,6 +176,14 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path, capsys: py
     assert "holds no study" in capsys.readouterr().err
 
 
+def test_a_module_of_the_recipe_is_found_from_where_the_record_is(tmp_path: Path) -> None:
+    (tmp_path / "packed_loss.py").write_text("from polydice import DiceLoss\n\n\nclass Own(DiceLoss):\n    pass\n")
+    study = study_in(tmp_path, recipe=ONE_SET.replace("FocalTverskyLoss()", "packed_loss:Own()"))
+    pack(study, tmp_path / "kept")
+    assert json.loads((tmp_path / "kept" / "study.json").read_text())["code"] == [".."]
+    assert open_study(tmp_path / "kept").recipe == study.recipe
+
+
 def test_a_folder_that_is_no_run_of_the_recipe_is_named(tmp_path: Path) -> None:
     study = study_in(tmp_path, recipe=ONE_SET)
     shutil.copytree(study.run_folder(study.runs[0]), study.folder / "runs" / "again")

@@ -111,14 +111,14 @@ class Study:
         """What the record has of a run."""
         return self.record.get(run.place.as_posix())
 
-    def state(self, run: Planned) -> State:
-        folder = self.run_folder(run)
-        if (folder / "result.json").exists():
-            return "done"
+    def is_done(self, run: Planned) -> bool:
         kept = self.recorded(run)
-        if kept is not None and not kept.error:
+        return (self.run_folder(run) / "result.json").exists() or (kept is not None and not kept.error)
+
+    def state(self, run: Planned) -> State:
+        if self.is_done(run):
             return "done"
-        if kept is not None or (folder / "error.txt").exists():
+        if self.error(run):
             return "failed"
         return "waiting" if self.dataset_folder(run.dataset).is_dir() else "no data"
 
@@ -149,7 +149,7 @@ class Study:
     def finished(self, tuning: bool = False) -> Iterator[Finished]:
         """The runs that are compared, or those for the choice of a value, as far as they have a result."""
         for run in self.tuning if tuning else self.runs:
-            if self.state(run) == "done":
+            if self.is_done(run):
                 yield Finished(run, self.result(run))
 
     def result(self, run: Planned) -> dict[str, Any]:
