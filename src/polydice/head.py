@@ -30,7 +30,7 @@ class HeadLoss(nn.Module):
         super().__init__()
         if not isinstance(loss, Summand):
             raise TypeError(f"HeadLoss takes a loss of polydice, or a sum of them: {_name(loss)}")
-        _check_convolution(conv)
+        check_convolution(conv)
         self.loss = loss
         self.conv = conv
 
@@ -96,7 +96,7 @@ class HeadLoss(nn.Module):
         return self.conv.state_dict(prefix=f"{prefix}conv.")
 
 
-def _check_convolution(conv: object) -> None:
+def check_convolution(conv: object) -> None:
     if not isinstance(conv, CONVOLUTIONS):
         raise TypeError(f"HeadLoss takes the network's last layer, an nn.Conv1d, Conv2d or Conv3d: {_name(conv)}")
     if type(conv).forward not in [kind.forward for kind in CONVOLUTIONS]:

@@ -21,12 +21,12 @@ def saved(
     classes: int = 2,
     intensity: str = "colour",
     patch: tuple[int, int, int] | None = None,
+    options: dict[str, int] = SMALL,
     **settings: Any,
 ) -> Path:
     """A file of weights as the training loop writes it."""
-    options = {"channels": module.channels, "classes": classes, "options": SMALL}
     about = {
-        "model": {"name": name, **options},
+        "model": {"name": name, "channels": module.channels, "classes": classes, "options": options},
         "preparation": Preparation(**settings).described(),
         "classes": ["background", "first", "second", "third"][:classes],
         "intensity": intensity,

@@ -89,6 +89,11 @@ def test_what_is_not_given_is_what_the_optimiser_has() -> None:
         ({"model": "unet3d", "norm": "batch"}, "unet3d has no norm: batch"),
         ({"model": "unet3d", "deep_supervision": True}, "unet3d has no deep supervision: True"),
         ({"model": "transunet", "width": 32}, "transunet has no width: 32"),
+        (
+            {"model": "unet3d", "head": "fused"},
+            "unet3d does not end in a 1×1 convolution: head fused; take head auto or plain",
+        ),
+        ({"head": "fast"}, "head must be one of auto, plain, fused: fast"),
         ({"pretrained": Path("a.npz")}, "unet has no pretrained: a.npz"),
         ({"patch": (32, 32, 32)}, r"unet has no patch: \(32, 32, 32\)"),
         ({"spacing": (1.0, 1.0, 1.0)}, r"unet has no spacing: \(1.0, 1.0, 1.0\)"),

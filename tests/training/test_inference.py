@@ -90,14 +90,14 @@ def test_volumes_are_seen_through_windows_of_the_patch(shape: tuple[int, int, in
 
 def test_there_is_one_way_through_windows_and_one_to_a_confusion_matrix() -> None:
     """Validation, test and prediction cannot differ."""
-    names = ("sliding_window_inference", "confusion")
+    names = ("planes", "confusion")
     called = [
         (node.func.id, path.name)
         for path in Path(inference.__file__).parents[1].rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
     ]
-    assert sorted(called) == [("confusion", "inference.py"), ("sliding_window_inference", "inference.py")]
+    assert sorted(called) == [("confusion", "inference.py"), ("planes", "inference.py")]
 
 
 @pytest.mark.parametrize(

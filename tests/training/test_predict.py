@@ -12,6 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from monai.inferers.utils import sliding_window_inference
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
@@ -22,6 +23,7 @@ from polydice.data.readers import open_dataset
 from polydice.models import build
 from polydice.training.inference import Network
 from polydice.training.predict import NotAllDoneError, Predictor, load, predict
+from polydice.training.windows import OVERLAP
 from tests.data import write
 from tests.data.conftest import RealSet
 from tests.training.networks import SMALL, THRESHOLD, saved, thresholding
@@ -229,9 +231,54 @@ def test_a_large_volume_is_not_held_in_memory_once_for_each_class() -> None:
     network = Network(nn.Conv3d(1, 9, 1))
     predictor = Predictor(network, 1, tuple("abcdefghi"), "mr", Preparation(3))
     with LargestTensor() as memory:
-        labels = predictor.volume_labels(torch.rand(1, 4, 32, 32), (40, 256, 256), batch=1)
-    assert labels.shape == (40, 256, 256)
+        labels = predictor.volume_labels(torch.rand(1, 4, 32, 32), (30, 256, 256), batch=1)
+    assert labels.shape == (30, 256, 256)
     assert memory.largest <= 9 * 256 * 256 * 4  # of one slice
+
+
+def test_of_many_classes_only_features_are_kept_and_only_as_deep_as_a_window() -> None:
+    """No tensor is larger than the logits of one of the 96 planes."""
+    predictor = many_classes(flips=False)
+    with LargestTensor() as memory:
+        predictor.volume_labels(torch.rand(1, 96, 24, 24), (96, 24, 24), batch=1)
+    assert memory.largest == 118 * 24 * 24 * 4
+    assert predictor.network.late is not None
+
+
+def many_classes(flips: bool) -> Predictor:
+    network = Network(randomly("dynunet", 1, 118), (16, 16, 16))
+    return Predictor(network, 1, tuple(map(str, range(118))), "mr", Preparation(3), flips)
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_the_head_may_come_last(flips: bool) -> None:
+    """As with logits of every window, brought to the grid as a whole; where the two highest are nearer to each other
+    than rounding, either is right."""
+    predictor, volume, shape = many_classes(flips), torch.rand(1, 24, 20, 30), (31, 20, 41)
+    found = predictor.volume_labels(volume, shape, batch=3)
+
+    def logits(windows: torch.Tensor) -> torch.Tensor:
+        flipped = [(), (2,), (3,), (4,), (2, 3), (2, 4), (3, 4), (2, 3, 4)][: 8 if flips else 1]
+        return sum(predictor.network.module(windows.flip(axes)).flip(axes) for axes in flipped) / len(flipped)
+
+    with torch.no_grad():
+        whole = sliding_window_inference(volume[None], (16, 16, 16), 3, logits, OVERLAP, mode="gaussian")[0]
+    assert len(np.unique(found)) > 3
+    assert is_argmax(found, linear(whole.numpy(), shape))
+
+
+def test_the_head_may_come_last_in_pictures(tmp_path: Path) -> None:
+    model = randomly("unet", 3, 4)
+    assert Network(model).late is None
+    wide = build("unet", 3, 4, width=2, depth=2).eval()
+    weights = saved(tmp_path / "w", wide, classes=4, size=24, options={"width": 2, "depth": 2})
+    file = write.picture(tmp_path / "a.png", noise(37, 53, 3))
+    (written,) = predict(weights, [file], tmp_path / "out")
+    image = np.array(picture(file).resize((24, 24), Image.Resampling.BILINEAR)) / np.float32(255)
+    with torch.no_grad():
+        logits = wide(torch.from_numpy(image).movedim(-1, 0)[None])[0]
+    assert load(weights).network.late is not None
+    assert is_argmax(labels_in(written), linear(logits.numpy(), (37, 53)))
 
 
 def test_without_resampling_it_is_what_validation_computes(tmp_path: Path) -> None:

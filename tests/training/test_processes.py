@@ -26,7 +26,7 @@ RUNS = {  # no batch norm, whose statistics are each process's own on a CPU; 15 
     "image": {"norm": "instance", "loss": "DiceLoss(batch=False)"},
     "mixed": {"norm": "instance", "loss": "DiceLoss() + 0.5 * CrossEntropyLoss(weight=[1, 3])"},
     "clipped": {"norm": "instance", "loss": "TvMFDiceLoss(kappa=2.0, batch=True)", "clip": 0.1},
-    "deep": {"norm": "instance", "deep_supervision": True},
+    "deep": {"norm": "instance", "deep_supervision": True, "head": "fused"},
     "annotated": {"norm": "instance", "loss": "DiceLoss(batch=True) + CrossEntropyLoss()"},  # its own data
     "stopped": {"save_every": 0.0, "epochs": 8},
     "norms": {"batch": 14, "epochs": 1},

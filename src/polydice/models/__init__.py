@@ -21,6 +21,7 @@ class Model(NamedTuple):
     dims: Literal[2, 3] = 2  # it takes images and slices, or volumes
     settings: tuple[str, ...] = ()  # settings of `polydice train` that are options of the class
     weights: str = ""  # a module with `load_weights(model, path)`, and `WANTED`, which says what file that is
+    head: bool = True  # it may end in a 1×1 convolution (`polydice.training.heads`); False: it does not
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -31,8 +32,8 @@ class Model(NamedTuple):
 OPTIONS = ("width", "depth", "norm", "deep_supervision")  # settings of training that are for any network that has them
 MODELS = {
     "unet": Model("polydice.models.unet:UNet", 2, OPTIONS),
-    "transunet": Model("polydice.models.transunet:TransUNet", 2, ("size",), "polydice.models.transunet_weights"),
-    "unet3d": Model("polydice.models.unet3d:UNet3D", 3, ("width", "depth")),
+    "transunet": Model("polydice.models.transunet:TransUNet", 2, ("size",), "polydice.models.transunet_weights", False),
+    "unet3d": Model("polydice.models.unet3d:UNet3D", 3, ("width", "depth"), head=False),
     "dynunet": Model("polydice.models.dynunet:DynUNet", 3, ("width", "depth", "deep_supervision")),
 }
 
@@ -42,7 +43,7 @@ def find(text: str) -> tuple[Model, dict[str, Any]]:
 
     >>> find("unet(width=8)")
     (Model(place='polydice.models.unet:UNet', dims=2, settings=('width', 'depth', 'norm', 'deep_supervision'), \
-weights=''), {'width': 8})
+weights='', head=True), {'width': 8})
     """
     if text in MODELS:
         return MODELS[text], {}

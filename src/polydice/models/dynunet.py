@@ -19,7 +19,7 @@ class DynUNet(nn.Module):
     logits at full, half, quarter, … resolution; evaluation mode always the first alone. Sides that 2^depth does not
     divide are padded with zeros at their end, and the logits cut back.
 
-    `features` stops before `heads[0]`, the last convolution: what `HeadLoss` takes.
+    `features` stops before the last convolution, one of `heads`: what `HeadLoss` takes.
 
     >>> import torch
     >>> DynUNet(1, 3, width=4, depth=2)(torch.zeros(1, 1, 35, 50, 41)).shape
@@ -53,15 +53,16 @@ class DynUNet(nn.Module):
         outputs = [net.output_block, *(net.deep_supervision_heads if deep_supervision else [])]
         self.heads = nn.ModuleList(block.conv.conv for block in outputs)
 
-    def features(self, volume: Tensor) -> Tensor:
-        """`[B, width, D, H, W]`: the logits are `heads[0]` of them."""
-        return self._levels(volume)[0]
+    def features(self, volume: Tensor) -> Tensor | list[Tensor]:
+        """`[B, width, D, H, W]`, what the heads make logits of; a list of them where `forward` returns a list."""
+        levels = self._levels(volume)
+        return levels if self.deep_supervision and self.training else levels[0]
 
     def forward(self, volume: Tensor) -> Tensor | list[Tensor]:
-        levels = self._levels(volume)
-        if not (self.deep_supervision and self.training):
-            return self.heads[0](levels[0])  # type: ignore[no-any-return]
-        return [head(x) for head, x in zip(self.heads, levels, strict=True)]
+        features = self.features(volume)
+        if isinstance(features, Tensor):
+            return self.heads[0](features)  # type: ignore[no-any-return]
+        return [head(x) for head, x in zip(self.heads, features, strict=True)]
 
     def _levels(self, volume: Tensor) -> list[Tensor]:
         """The features on the way up, the finest first; each level has half the sides of the one before."""

@@ -14,7 +14,8 @@ class UNet(nn.Module):
 
     `width` is the number of features at full resolution; each of the `depth` poolings doubles it. `norm` is `"batch"`,
     or `"instance"`: then an image's logits do not depend on the others of its batch. With `deep_supervision`, training
-    mode returns the logits at full, half, quarter, … resolution; evaluation mode always the first alone.
+    mode returns the logits at full, half, quarter, … resolution; evaluation mode always the first alone. `features`
+    stops before the last convolution, one of `heads`: what `HeadLoss` takes.
 
     >>> UNet(3, 2, width=8)(torch.zeros(1, 3, 50, 37)).shape
     torch.Size([1, 2, 50, 37])
@@ -46,6 +47,13 @@ class UNet(nn.Module):
         self.heads = nn.ModuleList(nn.Conv2d(w, classes, 1) for w in widths[: depth if deep_supervision else 1])
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        features = self.features(image)
+        if isinstance(features, Tensor):
+            return self.heads[0](features)  # type: ignore[no-any-return]
+        return [head(x) for head, x in zip(self.heads, features, strict=True)]
+
+    def features(self, image: Tensor) -> Tensor | list[Tensor]:
+        """`[B, width, H, W]`, what the heads make logits of; a list of them where `forward` returns a list."""
         if image.ndim != 4 or image.shape[1] != self.channels or min(image.shape[2:]) < self.smallest:
             raise ValueError(
                 f"this U-Net takes [B, {self.channels}, H, W] with H and W at least {self.smallest}; "
@@ -57,13 +65,12 @@ class UNet(nn.Module):
             x = convs(x if level == 0 else F.max_pool2d(x, 2))
             skips.append(x)
         skips.pop()
-        features: list[Tensor] = []  # of the way up, the finest first
+        levels: list[Tensor] = []  # the way up, the finest first
         for up, merge in zip(self.up, self.merge, strict=True):
             skip = skips.pop()
             x = merge(torch.cat([skip, _fit(up(x), skip)], dim=1))
-            features.insert(0, x)
-        logits = [head(x) for head, x in zip(self.heads, features[: len(self.heads)], strict=True)]
-        return logits if self.deep_supervision and self.training else logits[0]
+            levels.insert(0, x)
+        return levels if self.deep_supervision and self.training else levels[0]
 
 
 class _Double(nn.ConvTranspose2d):

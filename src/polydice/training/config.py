@@ -16,11 +16,12 @@ else:
     ModelName = Literal[tuple(MODELS)] | str  # so that the help names them
 
 # Where a run lies and how it is watched: these may differ when it is resumed.
-CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "resume", "save_every", "track", "skip_errors")
+CIRCUMSTANCES = ("data", "out", "cache", "device", "compile", "head", "resume", "save_every", "track", "skip_errors")
 # Settings that only some of the networks take. All take a size.
 OF_SOME = sorted({name for model in MODELS.values() for name in model.takes} - {"size"})
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Head = Literal["auto", "plain", "fused"]
 CACHE = Path.home() / ".cache" / "polydice"
 
 SETTINGS = "settings.json"  # in the folder of a run
@@ -142,6 +143,9 @@ class Settings:
     """auto is bfloat16 on a GPU (weights stay float32) and float32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. auto compiles for a GPU and not for a CPU."""
+    head: Head = "auto"
+    """Networks that end in a 1×1 convolution: fused computes the loss without the logits, which saves memory with many
+    classes; plain makes them. auto is fused where there are many. The weights are the same but for rounding."""
     save_every: NotNegative = 60.0
     """Seconds between checkpoints, which are saved after an epoch."""
     resume: bool = False
@@ -161,6 +165,8 @@ class Settings:
         for name in OF_SOME:
             if name not in takes and getattr(self, name):
                 raise ValueError(f"{self.model} has no {name.replace('_', ' ')}: {getattr(self, name)}")
+        if self.head == "fused" and not self.network.head:
+            raise ValueError(f"{self.model} does not end in a 1×1 convolution: head fused; take head auto or plain")
         for name, value in (("momentum", self.momentum), ("nesterov", self.nesterov or None)):
             if self.optimizer == "adamw" and value is not None:
                 raise ValueError(f"adamw has no {name}: {value}; leave it out, or take optimizer sgd")

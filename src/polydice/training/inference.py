@@ -1,5 +1,6 @@
 """A network as it is run: its precision, its compilation, and label maps of whole images and volumes."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -7,14 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from polydice.data.batches import Batches
 from polydice.data.prepare import Prepared
 from polydice.training.config import Precision
+from polydice.training.heads import Body, late_head
 from polydice.training.metrics import as_annotated, confusion
+from polydice.training.windows import planes
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
-WINDOWS, OVERLAP = 2, 0.5  # run at a time, and the part of a window that its neighbour shares
+WINDOWS = 2  # run at a time
+AT_ONCE = 1 << 24  # logits that are made of features at a time
 NETWORKS = 100  # that a process may compile: beyond its limit, torch runs them uncompiled and says nothing
 
 
@@ -27,8 +33,8 @@ class Segmented(NamedTuple):
 
 
 class Network:
-    """`network(images)` gives logits as in training; `network.segment(images)` label maps, which of regions are written
-    in their `order`.
+    """`network(images)` gives what its loss takes, logits or features; `network.segment(images)` label maps, which of
+    regions are written in their `order`.
 
     A GPU computes in bfloat16, with weights and sums in float32, and compiles the network, unless told otherwise.
     """
@@ -42,7 +48,9 @@ class Network:
         order: Sequence[int] | None = None,
     ) -> None:
         self.module, self.patch, self.order = module, patch, order
-        self.trained = module  # wrapped, while several processes train it together
+        self.trained = module  # wrapped, while several processes train it together or the loss has its heads
+        self.late = late_head(module)
+        self.body = module if self.late is None else Body(module)
         self.device = next(module.parameters()).device
         on_gpu = self.device.type == "cuda"
         self.half = on_gpu if precision == "auto" else precision == "bfloat16"
@@ -64,39 +72,58 @@ class Network:
         if not (self.compiled and whole):
             return _forward(module, images, self.half)
         # A CUDA graph saves the time of launches. It cannot hold a wait for other processes, so these have none.
-        return _compiled(self.device.type == "cuda" and self.trained is self.module)(module, images, self.half)
+        alone = not isinstance(module, DistributedDataParallel)
+        return _compiled(self.device.type == "cuda" and alone)(module, images, self.half)
 
     @torch.no_grad()
     def segment(self, images: Tensor, whole: bool = True) -> Tensor:
         """Label maps `[B, *spatial]`, uint8, of images `[B, C, *spatial]`, volumes window by window."""
         self.module.eval()
-        logits = self(images, whole) if self.patch is None else self.by_windows(images, self._window_logits)
-        return label_maps(logits, self.order)
+        if self.patch is None:
+            return label_maps(self(images, whole), self.order)
+        return torch.stack([self.volume_labels(volume, volume.shape[1:], WINDOWS) for volume in images])
 
-    def by_windows(
-        self,
-        volumes: Tensor,
-        logits: Callable[[Tensor], Tensor],
-        windows: int = WINDOWS,
-        keep_on: torch.device | str | None = None,
-    ) -> Tensor:
-        """The logits of whole volumes `[B, C, *spatial]`, from those of windows in the size of the patch.
-
-        Neighbouring windows overlap, and each counts most in its middle. So many `windows` are run at a time, on the
-        network's device. The result is kept on the device `keep_on`, and else on that of the volumes.
-        """
-        from monai.inferers.utils import sliding_window_inference
-
-        found = sliding_window_inference(
-            volumes, self.patch or volumes.shape[2:], windows, logits, OVERLAP,
-            mode="gaussian", sw_device=self.device, device=keep_on,
-        )  # fmt: skip
-        assert isinstance(found, Tensor)  # as what it calls gives it
-        return found
-
-    def _window_logits(self, windows: Tensor) -> Tensor:
-        found: Tensor = _forward(self.module, windows, self.half)  # uncompiled: the number of windows varies
+    def raw(self, images: Tensor) -> Tensor:
+        """What is averaged over windows and flips, and brought to another grid: logits, or the features that the head
+        makes them of, where these are fewer. The head is linear: it may as well come last."""
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        found: Tensor = _forward(self.body, images, self.half)  # uncompiled: the number of windows varies
         return found.float()
+
+    def volume_labels(
+        self, volume: Tensor, shape: Sequence[int], windows: int, raw: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """The label map, on a grid of `shape`, of a volume `[C, *spatial]`, from windows in the size of the patch.
+
+        Planes are finished one by one, so that there never are logits, or features, of a whole volume.
+        """
+        depth, *_ = sides = volume.shape[1:]
+        found = planes(volume, self.patch or sides, raw or self.raw, windows, self.device)
+        labels = torch.empty(*shape, dtype=torch.uint8, device=self.device)
+        kept, last = deque([next(found)], maxlen=2), 0  # the plane of this number, and the one before it
+        for z in range(shape[0]):
+            centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
+            while last < min(int(centre) + 1, depth - 1):
+                kept.append(next(found))
+                last += 1
+            below, above = kept[int(centre) - last - 1], kept[-1]
+            labels[z] = self.plane_labels(torch.lerp(below, above, centre % 1), shape[1:])
+        return labels
+
+    def plane_labels(self, raw: Tensor, shape: Sequence[int]) -> Tensor:
+        """The label map of `raw` `[K, y, x]`, which is brought to a grid of `shape` first: its borders are smooth.
+
+        Both grids cover the same rectangle, as in `polydice.data.resample`.
+        """
+        own = F.interpolate(raw[None], tuple(shape), mode="bilinear", align_corners=False)
+        if self.late is None:
+            return label_maps(own, self.order)[0]
+        weight, bias = self.late.weight.flatten(1), self.late.bias
+        offset = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None]
+        pixels = own[0].flatten(1).split(max(1, AT_ONCE // len(weight)), dim=1)
+        logits = (torch.addmm(offset, weight, each) for each in pixels)
+        return torch.cat([label_maps(each[None], self.order)[0] for each in logits]).view(*shape)
 
     def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
         """Every batch, with its label maps and confusion matrices: of the classes that are annotated in each image."""

@@ -20,6 +20,7 @@ from polydice.data.readers import open_dataset
 from polydice.data.usable import usable
 from polydice.training.checkpoint import load, remove, write_text
 from polydice.training.config import SETTINGS, Settings
+from polydice.training.heads import check_loss
 from polydice.training.interrupt import Interrupt
 from polydice.training.metrics import dice_per_class, per_case, summary
 from polydice.training.objective import adapt, objective, supervised
@@ -47,7 +48,7 @@ def train(
     no terminal for a progress bar.
     """
     with joined(settings.device) as process:
-        objective(settings.loss, process)  # what is wrong with it is said before anything is read
+        check_loss(settings.head, objective(settings.loss, process))  # said before anything is read
         finished = process.of_first(_begin(settings) if process.first else None)
         if finished is not None:
             return finished if process.first else {}
@@ -98,8 +99,8 @@ def train_epoch(run: Run, after_step: Callable[[], object]) -> Epoch:
     for step, batch in enumerate(run.training.epoch(run.epoch), start=run.epoch * run.steps):
         set_rate(run.optimizer, settings, step, settings.epochs * run.steps)
         run.optimizer.zero_grad()
-        logits = run.network(batch.images)
-        loss = supervised(run.loss, logits, batch.labels, run.prepared.ignore, run.prepared.regions, batch.annotated)
+        outputs, known = run.network(batch.images), batch.annotated
+        loss = supervised(run.minimised, outputs, batch.labels, run.prepared.ignore, run.prepared.regions, known)
         loss.backward()
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip)
@@ -168,6 +169,7 @@ def finish(run: Run) -> dict[str, Any]:
         "used": run.used,
         **best,
         "last": last,  # what the result would be with these weights
+        "head": "fused" if run.fused else "plain",
         "seconds": round(seconds, 1),
         "versions": {"polydice": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": _device_name(run.process.device),

@@ -11,6 +11,7 @@ from polydice.base import Loss, LossSum
 from polydice.data.cases import Regions
 from polydice.losses import TvMFDiceLoss
 from polydice.training.expression import parse_loss
+from polydice.training.heads import LevelLoss
 from polydice.training.mixed import Mixed, takes
 from polydice.training.processes import Process
 
@@ -82,24 +83,26 @@ def _join(loss: Objective, text: str, world: int) -> None:
 
 
 def supervised(
-    loss: Objective,
-    logits: Tensor | list[Tensor],
+    losses: Objective | Sequence[LevelLoss],
+    outputs: Tensor | list[Tensor],
     labels: Tensor,
     ignore: int | None = None,
     regions: Regions | None = None,
     annotated: Tensor | None = None,
 ) -> Tensor:
-    """The loss; of logits at several resolutions the mean, each with half the weight of the one before. `annotated`
-    `[B, C]`: the classes that are, in each image."""
-    if isinstance(logits, Tensor):
-        value: Tensor = loss(logits, *targets(labels, ignore, regions), annotated)
+    """The loss of logits, or of features by the losses that have their heads; of several resolutions the mean, each
+    with half the weight of the one before. `annotated` `[B, C]`: the classes that are, in each image."""
+    levels = [outputs] if isinstance(outputs, Tensor) else outputs
+    each = losses if isinstance(losses, Sequence) else [losses] * len(levels)
+    if isinstance(outputs, Tensor):
+        value: Tensor = each[0](outputs, *targets(labels, ignore, regions), annotated)
         return value
-    weights = [0.5**level for level in range(len(logits))]
+    weights = [0.5**level for level in range(len(levels))]
     total = labels.new_zeros((), dtype=torch.float32)
-    for weight, each in zip(weights, logits, strict=True):
-        smaller = F.interpolate(labels[:, None].float(), each.shape[2:], mode="nearest-exact")[:, 0]
+    for weight, loss, output in zip(weights, each, levels, strict=True):
+        smaller = F.interpolate(labels[:, None].float(), output.shape[2:], mode="nearest-exact")[:, 0]
         target = targets(smaller.to(labels.dtype), ignore, regions)
-        total = total + weight / sum(weights) * loss(each, *target, annotated)
+        total = total + weight / sum(weights) * loss(output, *target, annotated)
     return total
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from polydice.data.augment import as_float
 from polydice.data.cases import DataError, Intensity, Regions
@@ -24,7 +23,7 @@ from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.config import Precision
-from polydice.training.inference import Network, label_maps
+from polydice.training.inference import Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
@@ -92,40 +91,24 @@ class Predictor:
         return ready_image(image, spacing, self.intensity, self.settings)
 
     @torch.inference_mode()
-    def logits(self, images: Tensor) -> Tensor:
-        """`[B, channels, *spatial]` to `[B, classes, *spatial]`, float32 on the device."""
+    def raw(self, images: Tensor) -> Tensor:
+        """What the network makes of `[B, channels, *spatial]`, float32 on the device: `Network.raw`, over all flips."""
         images = as_float(images.to(self.network.device))
         axes = range(2, images.ndim)
         every = [flip for count in range(len(axes) + 1) for flip in combinations(axes, count)]
         flips = every if self.flips else every[:1]  # the first of them flips nothing
-        total = sum(self.network(images.flip(flip)).float().flip(flip) for flip in flips)
+        total = sum(self.network.raw(images.flip(flip)).flip(flip) for flip in flips)
         assert isinstance(total, Tensor)  # there is at least one flip
         return total / len(flips)
 
     @torch.inference_mode()
     def volume_labels(self, volume: Tensor, shape: Sequence[int], batch: int) -> NDArray[np.uint8]:
-        """The label map, on a grid of `shape`, of a volume `[channels, *spatial]` that is looked at through windows.
+        """The label map, on a grid of `shape`, of a volume `[channels, *spatial]` that is looked at through windows."""
+        return self.network.volume_labels(as_float(volume), shape, batch, self.raw).cpu().numpy()
 
-        The volume's logits are kept on the CPU and brought to the grid slice by slice: they may be too large for the
-        device.
-        """
-        logits = self.network.by_windows(as_float(volume)[None], self.logits, batch, keep_on="cpu")[0]
-        depth, planes = logits.shape[1], []
-        for z in range(shape[0]):
-            centre = min(max((z + 0.5) * depth / shape[0] - 0.5, 0), depth - 1)
-            below, above = logits[:, int(centre)], logits[:, min(int(centre) + 1, depth - 1)]
-            plane = torch.lerp(below, above, centre % 1).to(self.network.device)
-            planes.append(plane_labels(plane, shape[1:], self.network.order))
-        return np.stack(planes)
-
-
-def plane_labels(logits: Tensor, shape: Sequence[int], order: Sequence[int] | None = None) -> NDArray[np.uint8]:
-    """The label map of logits `[classes, y, x]`, which are brought to a grid of `shape` first: its borders are smooth.
-
-    Both grids cover the same rectangle, as in `polydice.data.resample`.
-    """
-    own = F.interpolate(logits[None], tuple(shape), mode="bilinear", align_corners=False)
-    return label_maps(own, order)[0].cpu().numpy()
+    @torch.inference_mode()
+    def plane_labels(self, raw: Tensor, shape: Sequence[int]) -> NDArray[np.uint8]:
+        return self.network.plane_labels(raw, shape).cpu().numpy()
 
 
 def load(
@@ -210,9 +193,9 @@ def _labelled(predictor: Predictor, scans: Iterable[_Scan], batch: int) -> Itera
     items = ((scan, index) for scan in scans for index in range(len(scan.items)))
     while chunk := list(islice(items, batch)):
         images = torch.from_numpy(np.stack([scan.items[index] for scan, index in chunk]))
-        for (scan, index), logits in zip(chunk, predictor.logits(images), strict=True):
+        for (scan, index), raw in zip(chunk, predictor.raw(images), strict=True):
             planes = scan.labels.reshape(-1, *scan.labels.shape[-2:])
-            planes[index] = plane_labels(logits, planes.shape[1:], predictor.network.order)
+            planes[index] = predictor.plane_labels(raw, planes.shape[1:])
             if index == len(planes) - 1:
                 yield scan
 

@@ -20,6 +20,7 @@ from polydice.data.usable import used
 from polydice.models import build
 from polydice.training.checkpoint import load, save, save_weights
 from polydice.training.config import CountingWeights, Settings
+from polydice.training.heads import Body, head_losses
 from polydice.training.inference import Network, patch_for
 from polydice.training.objective import Objective, adaptive
 from polydice.training.optimizer import make_optimizer
@@ -79,6 +80,9 @@ class Run:
         order = prepared.regions.order if prepared.regions else None
         self.network = Network(self.model, patch, settings.precision, compiled, order)
         self.loss = loss.to(process.device)
+        of_features = head_losses(settings.head, self.loss, self.model, process.device, self.network.half)
+        self.fused = of_features is not None
+        self.minimised = of_features or self.loss
         self.adaptive = adaptive(loss, settings.adapt_kappa)
         self.optimizer = make_optimizer(settings, self.model.parameters(), fused=process.device.type == "cuda")
         self.epoch = 0  # how many are over
@@ -99,7 +103,8 @@ class Run:
         What joins the processes (DDP) must be freed before their group is destroyed. If it were the last to hold the
         group, to free it would wait for gloo's threads, and these may wait for Python's lock (pytorch/pytorch#56297).
         """
-        self.network.trained = self.process.together(self.model)
+        trained = Body(self.model) if self.fused else self.model
+        self.network.trained = self.process.together(trained)
         try:
             yield
         finally:
