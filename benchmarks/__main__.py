@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.head import run as run_head
 from benchmarks.loss import run, run_check
-from benchmarks.sizes import parse_size
+from benchmarks.sizes import parse_head_size, parse_size
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,15 +19,19 @@ def main(arguments: Sequence[str]) -> int:
         "loss", help="one loss, forward and backward, for each size and each library that is installed"
     )
     data = commands.add_parser("data", help="augmented batches of images and of patches; on a CPU against MONAI")
+    head = commands.add_parser("head", help="a network's last convolution and the loss, together and apart")
     nnunet = commands.add_parser("nnunet", help="the loss of nnU-Net's trainer, its own and with our Dice in it")
     train = commands.add_parser("train", help="the U-Net's training, validation every second epoch included")
     train.add_argument("--data", type=Path, metavar="DIR", required=True, help="folder of a data set of images")
-    for name, command in {"loss": loss, "data": data, "nnunet": nnunet, "train": train}.items():
+    for name, command in {"loss": loss, "head": head, "data": data, "nnunet": nnunet, "train": train}.items():
         where = f"where to write (default: results/{name}-speed/DEVICE)"
         command.add_argument("--device", choices=["cpu", "cuda"], required=True)
         command.add_argument("--out", type=Path, metavar="DIR", help=where)
         command.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
+    head.add_argument(
+        "--sizes", type=parse_head_size, nargs="+", metavar="SIZE", help="such as 2x32-14x96x96x96:bfloat16"
+    )
     loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
     given = parser.parse_args(arguments)
     if given.command == "loss" and given.check:
@@ -38,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
 
         measured = partial(run_nnunet, given.device, out, given.quick)
+    elif given.command == "head":
+        measured = partial(run_head, given.device, out, given.sizes, given.quick)
     elif given.command == "data":
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 

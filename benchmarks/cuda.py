@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, attempt, gradient
+from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, T, attempt, gradient
 from benchmarks.providers import LossFunction
 
 COPY_BYTES = 1 << 30
@@ -56,7 +56,7 @@ def _graph_figures(loss: LossFunction, logits: Tensor, target: Tensor, effort: E
     return _combine(forward, spent, extra)
 
 
-def _record(function: Callable[[], Tensor], graphs: list[torch.cuda.CUDAGraph]) -> Tensor:
+def _record(function: Callable[[], T], graphs: list[torch.cuda.CUDAGraph]) -> T:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = function()

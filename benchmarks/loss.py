@@ -21,7 +21,7 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
     from benchmarks import plots  # matplotlib is not needed for a check
 
     start = perf_counter()
-    providers = _present(device)
+    providers = present(device)
     rows = []
     with report.CsvFile(out / "loss.csv") as file:
         for row in measure(sizes or default_sizes(device), providers, device, QUICK if quick else Effort()):
@@ -35,7 +35,7 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
 
 def run_check(quick: bool) -> int:
     """1 if a limit is not kept. Nothing is written: two sizes are not a result."""
-    providers = [provider for provider in _present("cpu") if provider.name in check.PROVIDERS]
+    providers = [provider for provider in present("cpu") if provider.name in check.PROVIDERS]
     verdicts = list(check.verdicts(list(measure(check.SIZES, providers, "cpu", QUICK if quick else CHECK))))
     print("", *(text for _, text in verdicts), sep="\n")
     return 0 if all(kept for kept, _ in verdicts) else 1
@@ -45,7 +45,7 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
     """Every row of a run, printed in short as it comes."""
     machine = cuda if device == "cuda" else cpu
     bandwidth = machine.copy_bandwidth(effort)
-    sheet = Sheet(bandwidth, machine.device_name(), torch.__version__, _triton_version())
+    sheet = Sheet(bandwidth, machine.device_name(), torch.__version__, triton_version())
     print(f"{machine.device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.1f} GB/s", flush=True)
     label_bytes = {each.name: each.label_bytes for each in providers}
     for size in sizes:
@@ -54,14 +54,14 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
         both: dict[str, float] = {}
         for name, figures in machine.measure(candidates, *size.inputs(device), effort):
             rows = list(sheet.of(name, size, figures, label_bytes[name]))
-            _show(name, size, rows)
+            show(name, size, rows)
             yield from rows
             if not isinstance(figures, str):
                 both[name] = figures.both.median
         yield from sheet.ratios(size, both)
 
 
-def _show(name: str, size: Size, rows: Sequence[Row]) -> None:
+def show(name: str, size: Size, rows: Sequence[Row]) -> None:
     found = {(row.mode, row.metric): row for row in rows}
     both = found["both", "ms"]
     if both.median is None:
@@ -73,14 +73,14 @@ def _show(name: str, size: Size, rows: Sequence[Row]) -> None:
     print(line.rstrip(), flush=True)
 
 
-def _present(device: str) -> list[Provider]:
+def present(device: str) -> list[Provider]:
     providers, missing = installed(device)
     for name, why in missing.items():
         print(f"left out: {name}: {why}")
     return providers
 
 
-def _triton_version() -> str:
+def triton_version() -> str:
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

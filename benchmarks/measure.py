@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.providers import LossFunction, Provider, reason
 
@@ -49,6 +49,11 @@ def attempt(measurement: Callable[[], T]) -> T | str:
         return reason(error)
 
 
-def gradient(loss: LossFunction, logits: Tensor, target: Tensor) -> Tensor:
+def gradient(loss: LossFunction, logits: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     """Forward and backward. `autograd.grad` and not `backward`, which would add up gradients from call to call."""
-    return torch.autograd.grad(loss(logits, target), logits)[0]
+    return torch.autograd.grad(loss(logits, target), learnt(loss, logits))
+
+
+def learnt(loss: LossFunction, logits: Tensor) -> list[Tensor]:
+    """What a gradient is made of: the logits, or the features and the head that the loss has."""
+    return [logits, *loss.parameters()] if isinstance(loss, nn.Module) else [logits]

@@ -21,16 +21,27 @@ STYLES = {
     "smp": ("#CC79A7", "d", "-"),
     "kornia": ("#009E73", "<", "-"),
     FLOOR: ("#999999", "", "-"),
+    "HeadLoss": ("#0072B2", "o", "-"),
+    "polydice": ("#56B4E9", "o", "-"),
 }
 
 
 def draw(rows: Sequence[Row], out: Path) -> None:
-    timed = [row for row in rows if (row.mode, row.metric) == ("both", "ms") and row.median is not None]
-    _plot(timed, "pixels", "classes", out / "time-pixels.png")
-    _plot(timed, "classes", "pixels", out / "time-classes.png")
+    timed = _of(rows, "ms")
+    _plot(timed, "pixels", "classes", "forward + backward, ms", out / "time-pixels.png")
+    _plot(timed, "classes", "pixels", "forward + backward, ms", out / "time-classes.png")
 
 
-def _plot(rows: Sequence[Row], along: str, fixed: str, path: Path) -> None:
+def draw_heads(rows: Sequence[Row], out: Path) -> None:
+    _plot(_of(rows, "ms"), "classes", "pixels", "forward + backward, ms", out / "time-classes.png")
+    _plot(_of(rows, "extra_bytes"), "classes", "pixels", "extra memory, bytes", out / "memory-classes.png")
+
+
+def _of(rows: Sequence[Row], metric: str) -> list[Row]:
+    return [row for row in rows if (row.mode, row.metric) == ("both", metric) and row.median is not None]
+
+
+def _plot(rows: Sequence[Row], along: str, fixed: str, what: str, path: Path) -> None:
     """The longest series of sizes that differ in `along` alone."""
     series: dict[tuple[int, str], set[int]] = {}
     for row in rows:
@@ -42,6 +53,7 @@ def _plot(rows: Sequence[Row], along: str, fixed: str, path: Path) -> None:
             lines.setdefault(row.provider, []).append((getattr(row, along), row.median))
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
+    axes.set_ylabel(what)
     _draw_lines(axes, {name: sorted(points) for name, points in lines.items()})
     axes.set_xscale("log")
     if along == "classes":  # few, and known by their number
@@ -59,7 +71,6 @@ def _draw_lines(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
         x, y = zip(*lines[name], strict=True)
         axes.plot(x, y, color=colour, marker=marker, linestyle=dashes, markersize=5, label=name)
     axes.set_yscale("log")
-    axes.set_ylabel("forward + backward, ms")
     axes.grid(which="major", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

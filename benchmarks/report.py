@@ -61,10 +61,10 @@ class Sheet:
         yield self._row(name, size, "both", "extra_bytes", Spread(figures.extra_bytes))
         yield self._row(name, size, "both", "extra_over_logits", Spread(figures.extra_bytes / size.logits_bytes))
 
-    def ratios(self, size: Size, both: dict[str, float]) -> Iterator[Row]:
+    def ratios(self, size: Size, both: dict[str, float], references: Sequence[str] = REFERENCES) -> Iterator[Row]:
         """Each provider's time over each reference's, as medians of the same run."""
         for name, ms in both.items():
-            for reference in REFERENCES:
+            for reference in references:
                 if reference in both and reference != name:
                     yield self._row(name, size, "both", f"over_{reference}", Spread(ms / both[reference]))
 
@@ -108,13 +108,13 @@ def both_ms(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Sizes down, providers across: milliseconds of forward + backward, and their ratio to cross-entropy's."""
+def table(rows: Sequence[Row], reference: str = "cross_entropy") -> str:
+    """Sizes down, providers across: milliseconds of forward + backward, and their ratio to a reference's."""
     measured = both_ms(rows)
     names = list(dict.fromkeys(row.provider for row in rows))
-    lines = [["forward + backward, ms (x cross_entropy)", *names]]
+    lines = [[f"forward + backward, ms (x {reference})", *names]]
     for (shape, dtype), times in measured.items():
-        cells = [_cell(times.get(name), times.get("cross_entropy")) for name in names]
+        cells = [_cell(times.get(name), times.get(reference)) for name in names]
         lines.append([f"{shape} {dtype}", *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)

@@ -12,18 +12,21 @@ LABEL_BYTES = 8  # int64, what every peer takes
 
 
 class Size(NamedTuple):
-    """Logits `[B, C, *spatial]`. A size of a series leaves out the providers that must compile anew for each size."""
+    """Logits `[B, C, *spatial]`, or so many features that a head makes them of. A size of a series leaves out the
+    providers that must compile anew for each size."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     series: bool = False
+    features: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}"
 
     @property
     def name(self) -> str:
-        return "x".join(map(str, self.shape))
+        batch, classes, *spatial = map(str, self.shape)
+        return "x".join([batch, f"{self.features}-{classes}" if self.features else classes, *spatial])
 
     @property
     def classes(self) -> int:
@@ -38,14 +41,17 @@ class Size(NamedTuple):
         return self.pixels * self.classes * DTYPES[self.dtype].itemsize
 
     def floor_bytes(self, label_bytes: int = LABEL_BYTES) -> int:
-        """What forward and backward must move: logits and labels read in each, the gradient written once."""
-        return 3 * self.logits_bytes + 2 * self.pixels * label_bytes
+        """What forward and backward must move: logits or features and labels read in each, the gradient written."""
+        values = self.pixels * (self.features or self.classes)
+        return 3 * values * DTYPES[self.dtype].itemsize + 2 * self.pixels * label_bytes
 
     def inputs(self, device: str) -> tuple[Tensor, Tensor]:
-        """Random logits and labels, the same ones every time."""
+        """Random logits, or features, and labels, the same ones every time."""
         torch.manual_seed(0)
-        logits = torch.randn(self.shape, dtype=DTYPES[self.dtype], device=device, requires_grad=True)
-        return logits, torch.randint(self.classes, (self.shape[0], *self.shape[2:]), device=device)
+        batch, classes, *spatial = self.shape
+        shape = batch, self.features or classes, *spatial
+        values = torch.randn(shape, dtype=DTYPES[self.dtype], device=device, requires_grad=True)
+        return values, torch.randint(classes, (batch, *spatial), device=device)
 
 
 def parse_size(text: str) -> Size:
@@ -60,6 +66,15 @@ def parse_size(text: str) -> Size:
     if size.dtype not in DTYPES:
         raise ArgumentTypeError(f"{text!r}: the type must be one of {', '.join(DTYPES)}")
     return size
+
+
+def parse_head_size(text: str) -> Size:
+    """`2x32-118x128x128x128:bfloat16`: features and classes."""
+    batch, _, rest = text.partition("x")
+    features, _, logits = rest.partition("-")
+    if not features.isdecimal() or not int(features):
+        raise ArgumentTypeError(f"{text!r} is not a shape such as 2x32-118x128x128x128")
+    return parse_size(f"{batch}x{logits}")._replace(features=int(features))
 
 
 def default_sizes(device: str) -> list[Size]:
@@ -79,3 +94,15 @@ def default_sizes(device: str) -> list[Size]:
     classes = (2, 4, 8, 16, 32, 64, 118, 256) if cuda else (2, 4, 8, 16, 32)
     sizes += [Size((1, 3, edge, edge, edge), dtype, series=True) for edge in edges]
     return sizes + [Size((2, count, 64, 64, 64), dtype, series=True) for count in classes]
+
+
+def head_sizes(device: str) -> list[Size]:
+    """As above, of features: those of 3D networks and of a 2D one, then a series that grows in classes."""
+    if device == "cuda":
+        edge, batch, images, dtype, small = 128, 2, 24, "bfloat16", 64
+    else:
+        edge, batch, images, dtype, small = 64, 1, 8, "float32", 32
+    sizes = [Size((batch, classes, edge, edge, edge), dtype, features=32) for classes in (118, 14, 3)]
+    sizes.append(Size((images, 9, 224, 224), dtype, features=64))
+    counts = (2, 4, 8, 16, 32, 64, 118, 256)
+    return sizes + [Size((batch, count, small, small, small), dtype, True, features=32) for count in counts]

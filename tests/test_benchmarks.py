@@ -12,27 +12,44 @@ from benchmarks import check
 from benchmarks.__main__ import main
 from benchmarks.measure import Figures, Spread
 from benchmarks.report import Row, Sheet
-from benchmarks.sizes import Size, parse_size
+from benchmarks.sizes import Size, parse_head_size, parse_size
 from polydice.data.generate import generated_folder
 
 
-def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
+def measured(out: Path, *arguments: str) -> list[dict[str, str]]:
     """In a process of its own: the peers warn while they are imported, and here warnings are errors."""
-    command = ["-m", "benchmarks", "loss", "--device", "cpu", "--quick", "--sizes", "2x3x16x16", "--out", str(tmp_path)]
+    command = ["-m", "benchmarks", *arguments, "--device", "cpu", "--quick", "--out", str(out)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[1]
     ran = subprocess.run([sys.executable, *command], cwd=root, env=one_thread, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    with (tmp_path / "loss.csv").open() as file:
+    assert (out / "command.txt").read_text().startswith(f"python -m benchmarks {arguments[0]} ")
+    with (out / f"{arguments[0]}.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [field.name for field in fields(Row)]
+    return rows
+
+
+def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "loss", "--sizes", "2x3x16x16")
     assert {row["shape"] for row in rows} == {"2x3x16x16"}
     assert {row["mode"] for row in rows if row["provider"] == "polydice eager"} == {"forward", "backward", "both"}
-    measured = {row["provider"]: row for row in rows if row["metric"] == "ms" and row["median"]}
-    assert measured.keys() >= {"floor", "polydice eager", "polydice + ce", "cross_entropy"}
+    timed = {row["provider"]: row for row in rows if row["metric"] == "ms" and row["median"]}
+    assert timed.keys() >= {"floor", "polydice eager", "polydice + ce", "cross_entropy"}
     assert {row["provider"] for row in rows if row["metric"] == "over_cross_entropy"} >= {"polydice eager"}
-    assert (tmp_path / "command.txt").read_text().startswith("python -m benchmarks loss --device cpu --quick")
     for plot in ("time-pixels.png", "time-classes.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_head_is_measured_against_the_fastest_way_to_make_logits(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "head", "--sizes", "1x4-9x8x8x8", "1x4-3x8x8x8")
+    assert {row["shape"] for row in rows} == {"1x4-9x8x8x8", "1x4-3x8x8x8"}
+    timed = {row["provider"]: row for row in rows if (row["mode"], row["metric"]) == ("both", "ms") and row["median"]}
+    ways = [f"{way} + polydice" for way in ("conv", "conv, channels-last", "matmul")]
+    assert timed.keys() >= {"floor", "HeadLoss", "HeadLoss with ce", "monai", "cross_entropy", *ways}
+    assert float(timed["polydice"]["median"]) == min(float(timed[way]["median"]) for way in ways)
+    assert {row["metric"] for row in rows if row["provider"] == "HeadLoss"} >= {"over_polydice", "extra_bytes"}
+    for plot in ("time-classes.png", "memory-classes.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
 
 
@@ -46,6 +63,9 @@ def test_the_training_counts_its_images(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_size_is_read_from_the_command_line() -> None:
+    size = parse_head_size("2x32-118x64x64x64:bfloat16")
+    assert size == Size((2, 118, 64, 64, 64), "bfloat16", features=32)
+    assert (str(size), size.floor_bytes()) == ("2x32-118x64x64x64 bfloat16", 2 * 64**3 * (3 * 32 * 2 + 2 * 8))
     assert parse_size("2x14x128x128x128:bfloat16") == Size((2, 14, 128, 128, 128), "bfloat16")
     assert parse_size("24x9x224x224").floor_bytes() == 24 * 224 * 224 * (3 * 9 * 4 + 2 * 8)
 
@@ -54,6 +74,8 @@ def test_a_size_is_read_from_the_command_line() -> None:
 def test_what_is_no_size_is_refused_and_shown(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match=text):
         parse_size(text)
+    with pytest.raises(ArgumentTypeError, match=text):
+        parse_head_size(text)
 
 
 def _rows(ours_ms: float) -> list[Row]:

@@ -12,7 +12,7 @@ from polydice.data.readers import open_dataset
 from polydice.training.loop import train
 from polydice.training.predict import predict
 from polydice.training.rehearsal import try_loss, try_network
-from tests.training.runs import small
+from tests.training.runs import small, weights
 
 SEEN: list[tuple[int, ...]] = []
 
@@ -30,6 +30,25 @@ class Volumes(nn.Module):
         SEEN.append(tuple(volume.shape))
         found: Tensor = self.conv(volume)
         return found
+
+
+class Headed(nn.Module):
+    """Ends in a 1×1 convolution, or goes on after it."""
+
+    def __init__(self, channels: int, classes: int, *, scale: float = 1.0, width: int = 2, extra: int = 0) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(channels, width, 3, padding=1)
+        self.heads = nn.ModuleList([nn.Conv2d(width + extra, classes, 1)])
+        self.own, self.scale = nn.Conv2d(width, classes, 1), scale
+
+    def features(self, image: Tensor) -> Tensor:
+        found: Tensor = self.body(image)
+        return found
+
+    def forward(self, image: Tensor) -> Tensor:
+        features = self.features(image)
+        found: Tensor = (self.own if self.heads[0].in_channels != features.shape[1] else self.heads[0])(features)
+        return found * self.scale
 
 
 class Noted(nn.CrossEntropyLoss):
@@ -61,6 +80,27 @@ def test_a_loss_is_tried_on_images_of_the_set_with_pixels_without_a_label(
     images_prepared.ignore = 255
     try_loss(settings, images_prepared)
     assert SEEN[1] == (2, 2, 32, 32, 255)
+
+
+def test_a_head_is_tried_too(images: Path, images_prepared: Prepared) -> None:
+    """A network that does more after its head would be trained and averaged over windows as if it did not."""
+    settings = small(images, Path("run"), width=2, depth=None)
+    try_network(replace(settings, model=f"{__name__}:Headed"), images_prepared)
+    told = r"Headed.* has `features` and `heads`, but heads\[0\]\(features\(images\)\) are not its logits, they give"
+    with pytest.raises(ValueError, match=rf"{told} other values, \[1, 2, 32, 32\]: give `features` or"):
+        try_network(replace(settings, model=f"{__name__}:Headed(scale=2.0)"), images_prepared)
+    with pytest.raises(ValueError, match=rf"{told} RuntimeError: .*expected .* to have 5 channels"):
+        try_network(replace(settings, model=f"{__name__}:Headed(extra=3)"), images_prepared)
+
+
+def test_a_network_of_somebody_elses_is_trained_without_its_logits(images: Path, tmp_path: Path) -> None:
+    ways = [
+        replace(small(images, tmp_path / head, width=2, depth=None, epochs=1), model=f"{__name__}:Headed", head=head)
+        for head in ("plain", "fused")
+    ]
+    plain, fused = map(train, ways)
+    assert (plain["head"], fused["head"]) == ("plain", "fused")
+    torch.testing.assert_close(weights(tmp_path / "fused"), weights(tmp_path / "plain"), rtol=1e-5, atol=1e-6)
 
 
 def test_a_network_of_volumes_is_tried_trained_and_predicts_by_patches(volumes: Path, tmp_path: Path) -> None:

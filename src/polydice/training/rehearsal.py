@@ -4,11 +4,12 @@ Each raises a `ValueError` that says what was given, what came of it and what wa
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polydice.data.prepare import Prepared
 from polydice.models import MODELS, build
 from polydice.training.config import Settings
+from polydice.training.heads import Body, heads_of
 from polydice.training.inference import patch_for
 from polydice.training.mixed import Mixed, takes
 from polydice.training.objective import objective, targets
@@ -31,8 +32,28 @@ def try_network(settings: Settings, prepared: Prepared) -> None:
     wanted, found = [1, classes, *shape[2:]], _shown(logits)
     if found != str(wanted):
         raise ValueError(f"{told} gave {found} for images {shape}, but {classes} classes need logits {wanted}")
+    try_head(model, images, logits, told)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"{told} has no parameters to train")
+
+
+def try_head(model: nn.Module, images: Tensor, logits: Tensor, told: str) -> None:
+    """Whether the head of a network that has one makes these logits."""
+    try:
+        head = heads_of(model)[0]
+    except (TypeError, ValueError):
+        return
+    try:
+        with torch.no_grad():
+            made = head(Body(model)(images))
+    except Exception as error:  # as above
+        made = f"{type(error).__name__}: {error}"
+    if not isinstance(made, Tensor) or made.shape != logits.shape or not torch.allclose(made, logits, 1e-3, 1e-4):
+        found = made if isinstance(made, str) else f"other values, {_shown(made)}"
+        raise ValueError(
+            f"{told} has `features` and `heads`, but heads[0](features(images)) are not its logits, they give {found}: "
+            "give `features` or `heads` another name, or let them be what docs/models.md says"
+        )
 
 
 def try_loss(settings: Settings, prepared: Prepared) -> None:
