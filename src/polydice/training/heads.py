@@ -16,8 +16,9 @@ from polydice.base import Summand
 from polydice.head import HeadLoss, check_convolution
 from polydice.training.config import Head
 
-# "auto" leaves the head to the loss from so many classes on. Elsewhere, and below, logits are small.
-LEAST_CLASSES = {"cuda": 16, "cpu": 32}
+# From so many classes on, "auto" leaves the head to the loss. With fewer, logits are small, and on a CPU the loss with a
+# head takes up to 1.5 times as long as without; with more it takes 0.7 to 1.1 times as long (docs/head.md).
+LEAST_CLASSES = {"cuda": 16, "cpu": 64}
 
 LevelLoss = Callable[..., Tensor]  # of the features of one resolution, and all that a loss is given
 
