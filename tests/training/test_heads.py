@@ -16,6 +16,7 @@ from polydice.training.expression import parse_loss
 from polydice.training.heads import LEAST_CLASSES, Body, head_losses, heads_of, late_head
 from polydice.training.loop import train
 from polydice.training.objective import supervised
+from tests.data import write
 from tests.models.test_models import SMALL
 from tests.training.runs import history, small, train_until, weights
 from tests.training.test_processes import PATH
@@ -132,6 +133,7 @@ RUNS = {
         "loss": "PolyDice1Loss(0.5, batch=True) + CrossEntropyLoss()",
     },
     "volumes": {"model": "dynunet", "deep_supervision": True, "patch": (16, 16, 16), "batch": 2, "folds": 3},
+    "regions": {"model": "unet", "size": 24, "batch": 2, "folds": 3, "loss": "DiceLoss() + CrossEntropyLoss()"},
     "half": {"model": "unet", "norm": "instance", "precision": "bfloat16"},
 }
 
@@ -141,9 +143,10 @@ def test_a_run_is_the_same_either_way(name: str, images: Path, volumes: Path, tm
     """But for the order of sums; with bfloat16, whose logits the loss gets rounded only if they are made, as near as
     two runs in bfloat16 are."""
     options = RUNS[name] | {"epochs": 2, "rate": 0.05}
+    data = {"volumes": volumes, "regions": write.regions(tmp_path / "set", 2)}.get(name, images)
     results = {}
     for head in ("plain", "fused"):
-        settings = small(volumes if "patch" in options else images, tmp_path / head, head=head, **options)
+        settings = small(data, tmp_path / head, head=head, **options)
         results[head] = train(settings)
         assert results[head]["head"] == head
         assert json.loads((settings.out / "settings.json").read_text())["head"] == head

@@ -16,8 +16,8 @@ from polydice.base import Summand
 from polydice.head import HeadLoss, check_convolution
 from polydice.training.config import Head
 
-# From so many classes on, "auto" leaves the head to the loss. With fewer, logits are small, and on a CPU the loss with a
-# head takes up to 1.5 times as long as without; with more it takes 0.7 to 1.1 times as long (docs/head.md).
+# From so many classes on, "auto" leaves the head to the loss. With fewer, logits are small, and on a CPU to make them
+# anew takes up to 1.5 times as long; from 64 on it takes 0.7 to 1.1 times as long (docs/head.md).
 LEAST_CLASSES = {"cuda": 16, "cpu": 64}
 
 LevelLoss = Callable[..., Tensor]  # of the features of one resolution, and all that a loss is given

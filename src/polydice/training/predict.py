@@ -23,13 +23,14 @@ from polydice.models import build
 from polydice.training import label_files
 from polydice.training.checkpoint import CheckpointError, load_weights
 from polydice.training.config import Precision
-from polydice.training.inference import Network
+from polydice.training.inference import WINDOWS, Network
 from polydice.training.label_files import Job
 from polydice.training.overlay import overlay as drawn
 from polydice.training.processes import usable_device
 from polydice.training.weights import FILES, counting_file
 from polydice.values import Count, as_tuple, check
 
+IMAGES = 8  # run at a time
 READERS = 4  # threads that read and prepare ahead; each may hold a volume
 
 
@@ -50,21 +51,23 @@ def predict(
     flips: bool = False,
     device: str | None = None,
     precision: Precision | None = None,
-    batch: int = 8,
+    batch: int | None = None,
 ) -> list[Path]:
     """Writes a label map into `out` for each image, in the image's own size, geometry and format; returns their paths.
 
     `checkpoint` is a file of weights, or the folder of a run. `inputs` are files and folders of them. With `overlay` a
     PNG beside each label map shows it on the image; `flips` averages the logits over all flips of the image. Without a
-    `precision` it is the one of the training.
+    `precision` it is the one of the training. `batch` images or slices are run at a time, 8 if it is not given, or
+    windows of volumes, 2: they are much larger.
     """
-    check("batch", batch, Count)
+    check("batch", batch, Count | None)
     predictor = load(checkpoint, device, flips, precision)
     jobs = label_files.jobs(inputs, out, predictor.channels > 1 and predictor.intensity != "colour", overlay)
     out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     written = []
-    for scan in _labelled(predictor, _scans(predictor, jobs, problems.append), batch):
+    at_once = batch or (WINDOWS if predictor.settings.dims == 3 else IMAGES)
+    for scan in _labelled(predictor, _scans(predictor, jobs, problems.append), at_once):
         label_files.write(scan.labels, scan.job)
         if overlay:
             label_files.replace(scan.job.overlay, label_files.encoded(_overlay(scan, predictor), "PNG"))

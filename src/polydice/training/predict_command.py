@@ -20,7 +20,7 @@ def predict(
     flips: bool = False,
     device: str | None = None,
     precision: Precision | None = None,
-    batch: Count = 8,
+    batch: Count | None = None,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Segments images and volumes of any size: a label map for each, in its own size, geometry and format.
@@ -44,7 +44,7 @@ def predict(
         flips: average over all flips of the image: 4 times the work in 2D, 8 times in 3D.
         device: cpu, cuda or cuda:N. If not given, a GPU where there is one.
         precision: float32, bfloat16, or auto: bfloat16 on a GPU. If not given, as the network was trained.
-        batch: images, slices or windows at a time.
+        batch: images, slices or windows at a time. If not given 8, or 2 windows.
         json_output: print the label maps, and what could not be used, as JSON.
     """
     import torch
