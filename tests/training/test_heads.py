@@ -134,16 +134,17 @@ RUNS = {
     },
     "volumes": {"model": "dynunet", "deep_supervision": True, "patch": (16, 16, 16), "batch": 2, "folds": 3},
     "regions": {"model": "unet", "size": 24, "batch": 2, "folds": 3, "loss": "DiceLoss() + CrossEntropyLoss()"},
+    "annotated": {"model": "unet", "norm": "instance", "loss": "DiceLoss(batch=True) + CrossEntropyLoss()"},
     "half": {"model": "unet", "norm": "instance", "precision": "bfloat16"},
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_is_the_same_either_way(name: str, images: Path, volumes: Path, tmp_path: Path) -> None:
+def test_a_run_is_the_same_either_way(name: str, images: Path, volumes: Path, partly: Path, tmp_path: Path) -> None:
     """But for the order of sums; with bfloat16, whose logits the loss gets rounded only if they are made, as near as
     two runs in bfloat16 are."""
     options = RUNS[name] | {"epochs": 2, "rate": 0.05}
-    data = {"volumes": volumes, "regions": write.regions(tmp_path / "set", 2)}.get(name, images)
+    data = {"volumes": volumes, "annotated": partly, "regions": write.regions(tmp_path / "set", 2)}.get(name, images)
     results = {}
     for head in ("plain", "fused"):
         settings = small(data, tmp_path / head, head=head, **options)

@@ -120,10 +120,9 @@ class Network:
         if self.late is None:
             return label_maps(own, self.order)[0]
         weight, bias = self.late.weight.flatten(1), self.late.bias
-        offset = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None]
-        pixels = own[0].flatten(1).split(max(1, AT_ONCE // len(weight)), dim=1)
-        logits = (torch.addmm(offset, weight, each) for each in pixels)
-        return torch.cat([label_maps(each[None], self.order)[0] for each in logits]).view(*shape)
+        offset = weight.new_zeros(len(weight)) if bias is None else bias
+        parts = own[0].flatten(1).T.split(max(1, AT_ONCE // len(weight)))  # [pixels, K]
+        return torch.cat([label_maps(torch.addmm(offset, each, weight.T), self.order) for each in parts]).view(*shape)
 
     def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
         """Every batch, with its label maps and confusion matrices: of the classes that are annotated in each image."""
