@@ -205,7 +205,7 @@ def _refuse_what_nobody_shows(prepared: Prepared, items: Sequence[int], fold: in
     if missing:
         raise TrainingError(
             f"{', '.join(missing)}: annotated in no training case of fold {fold} of {prepared.name}; take another "
-            "split_seed, or fewer folds"
+            "split_seed, or more folds"
         )
 
 
