@@ -38,7 +38,7 @@ class Logits(nn.Module):
         weight, bias = self.conv.weight.flatten(1), self.conv.bias
         if not self.product or bias is None:
             return self.loss(self.conv(features), target)
-        logits = torch.matmul(weight, features.flatten(2)) + bias[:, None]
+        logits = torch.baddbmm(bias[:, None], weight.expand(len(features), -1, -1), features.flatten(2))
         return self.loss(logits.unflatten(2, features.shape[2:]), target)
 
 

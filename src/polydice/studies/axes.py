@@ -19,7 +19,7 @@ from polydice.values import as_tuple
 # mean something else, or are the same.
 FIXED = {
     "layout", "masks", "group", "ignore", "skip_errors", "split", "folds", "split_seed", "size", "spacing", "cut",
-    "score", "weights", "validate_every", "surfaces", "compile", "save_every",
+    "score", "weights", "validate_every", "surfaces", "compile", "head", "save_every",
 }  # fmt: skip
 NETWORK = "model"  # networks are compared, under [models]
 TUNABLE = SETTINGS - FIXED - {NETWORK}

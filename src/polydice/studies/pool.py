@@ -13,7 +13,7 @@ from polydice.studies.study import Study
 from polydice.studies.written import RESERVED
 
 # Settings that may differ: they do not change what is trained, nor the scores that are compared.
-HARMLESS = {"save_every", "surfaces", "compile"}
+HARMLESS = {"save_every", "surfaces", "compile", "head"}
 Place = tuple[str, str, str, str, int, int]
 
 
