@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks import cpu, cuda
 from benchmarks.measure import Effort, Spread
-from polydice import DiceLoss, PolyDice1Loss
+from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss
 from polydice.base import RegionLoss
 from polydice.integrations.nnunet import nnunet_loss, trainer_with
 
@@ -118,7 +118,7 @@ def _by_trainer(size: Size, dice: str, device: str) -> nn.Module:
     """What nnU-Net's trainer builds, from plans that say what a loss depends on."""
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-    kind = nnUNetTrainer if dice == THEIRS else trainer_with("Ours", OURS[dice], cross_entropy=True)
+    kind = nnUNetTrainer if dice == THEIRS else trainer_with("Ours", OURS[dice], plus=CrossEntropyLoss)
     _, classes, *patch = size.shape
     strides = [[1] * len(patch)] + [[2] * len(patch)] * size.resolutions
     settings = {
@@ -148,7 +148,7 @@ def _by_hand(size: Size, dice: str, device: str) -> nn.Module:
         if device == "cuda":
             loss.dc = torch.compile(loss.dc)
     else:
-        loss = nnunet_loss(OURS[dice], cross_entropy=True, batch_dice=size.batch_dice)
+        loss = nnunet_loss(OURS[dice], plus=CrossEntropyLoss, batch_dice=size.batch_dice)
     weights = [2.0**-level for level in range(size.resolutions - 1)]
     wrapped: nn.Module = DeepSupervisionWrapper(loss, [*(weight / sum(weights) for weight in weights), 0])
     return wrapped
@@ -161,7 +161,7 @@ def _measure(
     if not cross_entropy and dice == THEIRS:
         loss.loss.weight_ce = 0
     elif not cross_entropy:
-        loss.loss = nnunet_loss(OURS[dice], cross_entropy=False, batch_dice=size.batch_dice)
+        loss.loss = nnunet_loss(OURS[dice], plus=None, batch_dice=size.batch_dice)
     logits, labels = size.inputs(device)
     used = logits[:-1]  # the last has weight 0
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,17 @@ pytest.importorskip(
 )  # fmt: skip
 
 from nnunetv2.training.loss.compound_losses import DC_and_BCE_loss, DC_and_CE_loss
-from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
+from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss, get_tp_fp_fn_tn
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+from nnunetv2.utilities.label_handling.label_handling import LabelManager
+from torch.nn.functional import one_hot
 
 from benchmarks.__main__ import main
-from polydice import DiceLoss, PolyDice1Loss
+from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss
 from polydice.integrations import nnunet
+from polydice.integrations.nnunet_annotated import counts, read_annotated, rows
+from polydice.integrations.nnunet_names import EXPLAINED
 
 SAME = partial(DiceLoss, squared=False)  # nnU-Net's own mathematics
 IGNORED = 4  # one more than the last of the labels 0 … 3
@@ -59,7 +64,7 @@ def theirs(training: Training, cross_entropy: bool = True) -> nn.Module:
 
 def ours(training: Training, cross_entropy: bool = True, dice: Callable[..., Any] = SAME) -> nnunet.NnUNetLoss:
     return nnunet.nnunet_loss(
-        dice, cross_entropy=cross_entropy, batch_dice=training.batch_dice, ddp=training.ddp,
+        dice, plus=CrossEntropyLoss if cross_entropy else None, batch_dice=training.batch_dice, ddp=training.ddp,
         regions=len(REGIONS) if training.regions else 0, ignore_label=IGNORED if training.ignore else None,
     )  # fmt: skip
 
@@ -128,7 +133,7 @@ def test_compiles_whole(training: Training) -> None:
 def test_a_perfect_prediction_is_minus_one() -> None:
     """As nnU-Net's −Dice: its logs and plots read alike."""
     _, target = batch(TRAININGS[0])
-    logits = torch.nn.functional.one_hot(target[:, 0].long(), IGNORED).movedim(-1, 1) * 100.0
+    logits = one_hot(target[:, 0].long(), IGNORED).movedim(-1, 1) * 100.0
     for dice in (SAME, partial(PolyDice1Loss, 0.2)):
         assert ours(TRAININGS[0], dice=dice)(logits, target).item() == pytest.approx(-1, abs=1e-6)
 
@@ -158,7 +163,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 LABELS = {"background": 0, "one": 1, "two": 2, "three": 3}
-TRAINERS = (nnunet.trainer_with("Same", SAME, cross_entropy=True), nnUNetTrainer)
+TRAINERS = (nnunet.nnUNetTrainerDiceCE, nnUNetTrainer)
 Build = Callable[..., nn.Module]
 
 
@@ -222,19 +227,33 @@ def test_deep_supervision_where_nnunet_compiles(build: Build, ddp: bool) -> None
 
 
 DICE = "smooth=1e-05, include_background=False"
+ANGLE = "include_background=False"
 NAMES = {
+    "nnUNetTrainerDice": f"DiceLoss(squared=False, {DICE})",
+    "nnUNetTrainerDiceCE": f"DiceLoss(squared=False, {DICE}) + CrossEntropyLoss()",
+    "nnUNetTrainerDiceFocal": f"DiceLoss(squared=False, {DICE}) + FocalLoss()",
+    "nnUNetTrainerDiceFocal_focal3.5": f"DiceLoss(squared=False, {DICE}) + FocalLoss(gamma=3.5)",
     "nnUNetTrainerPolyDice": f"PolyDice1Loss(epsilon=0.2, {DICE})",
-    "nnUNetTrainerDropDice": f"DropDiceLoss(order=1, {DICE})",
     "nnUNetTrainerPolyDiceCE": f"PolyDice1Loss(epsilon=0.2, {DICE}) + CrossEntropyLoss()",
-    "nnUNetTrainerDropDiceCE": f"DropDiceLoss(order=1, {DICE}) + CrossEntropyLoss()",
     "nnUNetTrainerPolyDiceCE_epsilon0.5": f"PolyDice1Loss(epsilon=0.5, {DICE}) + CrossEntropyLoss()",
     "nnUNetTrainerPolyDice_epsilon-0.25": f"PolyDice1Loss(epsilon=-0.25, {DICE})",
     "nnUNetTrainerPolyDice_epsilon0": f"PolyDice1Loss(epsilon=0.0, {DICE})",
     "nnUNetTrainerPolyDice_epsilon0.5_detached": f"PolyDice1Loss(epsilon=0.5, scale='detached', {DICE})",
-    "nnUNetTrainerPolyDice_noscale": "PolyDice1Loss(epsilon=0.2, scale='none', include_background=False)",
+    "nnUNetTrainerPolyDice_noscale": f"PolyDice1Loss(epsilon=0.2, scale='none', {ANGLE})",
+    "nnUNetTrainerPolyDiceFocal_epsilon0_follow4_detached_focal1":
+        f"PolyDice1Loss(epsilon=0.0, follow=4.0, scale='detached', {DICE}) + FocalLoss(gamma=1.0)",
+    "nnUNetTrainerDropDice": f"DropDiceLoss(order=1, {DICE})",
     "nnUNetTrainerDropDiceCE_order10": f"DropDiceLoss(order=10, {DICE}) + CrossEntropyLoss()",
     "nnUNetTrainerDropDice_order2_detached": f"DropDiceLoss(order=2, scale='detached', {DICE})",
-}
+    "nnUNetTrainerTversky": f"TverskyLoss({DICE})",
+    "nnUNetTrainerTverskyCE_beta0.6": f"TverskyLoss(beta=0.6, {DICE}) + CrossEntropyLoss()",
+    "nnUNetTrainerTverskyFocal_alpha0.4": f"TverskyLoss(alpha=0.4, {DICE}) + FocalLoss()",
+    "nnUNetTrainerFocalTversky": f"FocalTverskyLoss({DICE})",
+    "nnUNetTrainerFocalTverskyFocal_alpha0.7_beta0.3_gamma2":
+        f"FocalTverskyLoss(alpha=0.7, beta=0.3, gamma=2.0, {DICE}) + FocalLoss()",
+    "nnUNetTrainerTvMF": f"TvMFDiceLoss(kappa=0.0, {ANGLE})",
+    "nnUNetTrainerTvMFCE_kappa32": f"TvMFDiceLoss(kappa=32.0, {ANGLE}) + CrossEntropyLoss()",
+}  # fmt: skip
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -267,20 +286,136 @@ def test_pickle(name: str) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    "name",
-    ["nnUNetTrainerPolyDice_eps0.2", "nnUNetTrainerPolyDiceCE_order2", "nnUNetTrainerDropDiceCE_epsilon0.2",
-     "nnUNetTrainerDropDice_order1.5", "nnUNetTrainerPolyDice_detached_epsilon0.2", "nnUNetTrainerPolyDice_epsilon1e9"],
+    ("name", "reason"),
+    [
+        ("nnUNetTrainerPolyDice_epsilon02", "epsilon02 is no number"),
+        ("nnUNetTrainerPolyDice_epsilon.2", r"epsilon\.2 is no number"),
+        ("nnUNetTrainerPolyDiceCE_epsilon", "epsilon is no number"),
+        ("nnUNetTrainerPolyDice_epsilon-0.6", "below -1/2"),
+        ("nnUNetTrainerDropDice_order0", "order must be at least 1: 0"),
+        ("nnUNetTrainerDropDice_order1.5", "order must be an integer: 1.5"),
+        ("nnUNetTrainerTversky_alpha-0.3", "alpha must be .* at least 0"),
+        ("nnUNetTrainerTversky_alpha0_beta0", "both 0"),
+        ("nnUNetTrainerFocalTversky_gamma0", "gamma must be positive"),
+        ("nnUNetTrainerTvMF_kappa-1", "kappa must be .* not negative"),
+        ("nnUNetTrainerDiceFocal_focal-2", "gamma must be .* at least 0"),
+    ],
 )  # fmt: skip
-def test_a_name_that_is_none_says_what_there_is(name: str) -> None:
-    with pytest.warns(UserWarning, match=r"no trainer .*PolyDice\[CE\]\[_epsilonNUMBER\]"), pytest.raises(
-        RuntimeError, match="Could not find requested nnunet trainer"
-    ):  # fmt: skip
+def test_a_number_that_cannot_be_meant(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: .*{reason}"):
         recursive_find_trainer_class_by_name(name)
 
 
-def test_order_zero(build: Build) -> None:
-    with pytest.raises(ValueError, match="order must be at least 1: 0"):
-        build(nnunet.nnUNetTrainerDropDice_order0)
+NEARLY = [
+    "nnUNetTrainerPolydiceCE", "nnUNetTrainerPolyDice_eps0.2", "nnUNetTrainerPolyDiceCE_order2",
+    "nnUNetTrainerPolyDice_detached_epsilon0.2", "nnUNetTrainerPolyDice_epsilon1e9", "nnUNetTrainerPolyDice_detached2",
+    "nnUNetTrainerTverskyLoss", "nnUNetTrainerDiceCE_focal2", "nnUNetTrainerTVMF", "nnUNetTrainerFocalTverski",
+    "nnUnetTrainerDropDice",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", NEARLY)
+def test_a_name_that_is_nearly_one_says_which_there_are(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"no .*names .*\n.*Dice\[CE\|Focal\](.*\n)+.*TvMF\[CE\|Focal\]\[_kappaNUMBER\]"
+    ):
+        recursive_find_trainer_class_by_name(name)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["nnUNetTrainerMine", "nnUNetTrainer_10epoch"])
+def test_another_name_is_nnunets_affair(name: str) -> None:
+    with pytest.raises(RuntimeError, match="Could not find requested nnunet trainer"):
+        recursive_find_trainer_class_by_name(name)
+
+
+def test_a_trainer_of_the_users_own_may_be_called_much_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer as nnUNetTrainerTverskyMine\n"
+    (tmp_path / "own.py").write_text(own)
+    for folders in ([str(tmp_path), nnunet.FOLDER], [nnunet.FOLDER, str(tmp_path)]):
+        monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join(folders))
+        with warnings.catch_warnings(action="ignore"):
+            assert recursive_find_trainer_class_by_name("nnUNetTrainerTverskyMine") is nnUNetTrainer
+
+
+def test_what_is_printed_last(tmp_path: Path) -> None:
+    """The forms, and nothing is left behind."""
+    command = [Path(sys.executable).with_name("nnUNetv2_train"), "1", "2d", "0", "-tr", "nnUNetTrainerPolydiceCE"]
+    folders = {f"nnUNet_{name}": str(tmp_path) for name in ("raw", "preprocessed", "results")}
+    environment = os.environ | folders | {"nnUNet_extTrainer": nnunet.FOLDER}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.endswith(EXPLAINED + "\n")
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_nnunet_without_the_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(nnunet, "version", lambda _: "2.7.0")
+    assert "2.7.0 has no nnUNet_extTrainer" in str(nnunet.main())
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(nnunet, "version", lambda _: "2.10.0")
+    assert nnunet.main() is None
+
+
+def labels_of(training: Training) -> LabelManager:
+    classes: dict[str, Any] = dict(zip(LABELS, (0, *REGIONS), strict=True)) if training.regions else LABELS
+    return LabelManager(classes | ({"ignore": IGNORED} if training.ignore else {}), [1, 2, 3])
+
+
+@each_training
+def test_annotated(training: Training) -> None:
+    """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts."""
+    labels, (logits, target) = labels_of(training), batch(training)
+    table = read_annotated({"annotated": {"a": ["one", "two"], "b": []}}, labels)
+    annotated = rows(table, ["all", "a", "b"])
+    first = [] if training.regions else [[True, True, False]]
+    assert annotated.T.tolist() == [*first, [True, True, False], [True, True, False], [True, False, False]]
+    if training.regions:
+        target[1, 2], target[2, :3] = False, False
+    else:
+        target[1][target[1] == 3], target[2][target[2] < IGNORED] = 0, 0
+    loss = ours(training)
+    ignored = None
+    if training.ignore:
+        ignored = target[:, -1:] if training.regions else target == IGNORED
+    truth = target[:, : len(REGIONS)] if training.regions else target
+    expected = loss.loss(logits, truth, None if ignored is None or not training.regions else ~ignored, annotated) - 1
+    assert loss(logits, target) != expected
+    loss.annotated = annotated
+    assert loss(logits, target) == expected
+
+    found = counts(logits, target, annotated, labels)
+    predicted = logits > 0 if training.regions else one_hot(logits.argmax(1), IGNORED).movedim(-1, 1)
+    known = torch.ones_like(truth[:, :1]) if ignored is None else ~ignored
+    true = truth if training.regions else torch.where(known.bool(), truth, 0)
+    axes = list(range(2, logits.ndim))
+    theirs = get_tp_fp_fn_tn(predicted.float(), true, axes=axes, mask=known)[:3]
+    for name, each in zip(("tp_hard", "fp_hard", "fn_hard"), theirs, strict=True):
+        assert found[name].tolist() == (each * annotated).sum(0)[0 if training.regions else 1 :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a"], "must be {case: .classes.}"),
+        ({"a": "one"}, "must be {case: .classes.}"),
+        ({"a": ["on"]}, r"a: \['on'\] is none of \['background', 0, 'one', 1"),
+        ({"a": [5]}, r"a: \[5\] is none of"),
+    ],
+)
+def test_what_annotated_cannot_be(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_annotated({"annotated": given}, labels_of(TRAININGS[0]))
+
+
+def test_a_number_is_no_region() -> None:
+    labels = labels_of(Training(True, False, False))
+    assert read_annotated({"annotated": {"a": [3]}}, labels)["a"].tolist() == [False, False, True]  # a region of one
+    with pytest.raises(ValueError, match=r"\[2\] is none of \['one', 'two', 'three', 3\]"):
+        read_annotated({"annotated": {"a": [2]}}, labels)
 
 
 def test_the_import_does_not_need_nnunet() -> None:
