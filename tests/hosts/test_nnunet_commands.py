@@ -1,7 +1,9 @@
 """nnU-Net's own commands with the trainers: plan and preprocess, train, predict."""
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from tests.data.conftest import RealSet
 CASES, CONFIGURATION = 10, "2d"
 # nnU-Net loads every file of a folder of trainers, so this one makes any training a short one, on one thread.
 SHORTER = """
+import os
 from functools import wraps
 
 import numpy as np
@@ -37,7 +40,8 @@ whole = nnUNetTrainer.__init__
 @wraps(whole)
 def shorter(self, *args, **kwargs):
     whole(self, *args, **kwargs)
-    self.num_epochs, self.num_iterations_per_epoch, self.num_val_iterations_per_epoch = 5, ITERATIONS, 5
+    self.num_epochs, self.num_iterations_per_epoch = map(int, os.environ["EPOCHS_AND_ITERATIONS"].split())
+    self.num_val_iterations_per_epoch = 5
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
@@ -48,13 +52,13 @@ nnUNetTrainer.__init__ = shorter
 
 
 class Home:
-    """The folders and the variables of nnU-Net, with one data set and so many iterations an epoch."""
+    """The folders and the variables of nnU-Net, with one data set."""
 
-    def __init__(self, folder: Path, iterations: int = 30) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.set = folder, folder / "raw" / "Dataset001_Set"
         trainers = folder / "trainers"
         trainers.mkdir()
-        (trainers / "shorter.py").write_text(SHORTER.replace("ITERATIONS", str(iterations)))
+        (trainers / "shorter.py").write_text(SHORTER)
         self.environment = os.environ | {
             "nnUNet_raw": str(folder / "raw"),
             "nnUNet_preprocessed": str(folder / "preprocessed"),
@@ -67,14 +71,16 @@ class Home:
             (self.set / part).mkdir(parents=True)
 
     def run(self, command: str, *arguments: str) -> None:
-        found = subprocess.run(
-            [Path(sys.executable).with_name(command), *arguments], env=self.environment, capture_output=True, text=True
-        )
+        found = self.ran(command, *arguments)
         assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
 
-    def plan(self, labels: dict[str, Any]) -> None:
+    def ran(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = str(Path(sys.executable).with_name(command))
+        return subprocess.run([command, *arguments], env=self.environment, capture_output=True, text=True)
+
+    def plan(self, labels: dict[str, Any], **more: Any) -> None:
         settings = {"channel_names": {"0": "image"}, "labels": labels, "regions_class_order": [1, 2],
-                    "numTraining": CASES, "file_ending": ".nii.gz"}  # fmt: skip
+                    "numTraining": CASES, "file_ending": ".nii.gz", **more}  # fmt: skip
         (self.set / "dataset.json").write_text(json.dumps(settings))
         self.run("nnUNetv2_plan_and_preprocess", "-d", "1", "-c", CONFIGURATION, "-np", "1", "-npfp", "1")
         path = self.folder / "preprocessed" / self.set.name / "nnUNetPlans.json"
@@ -86,10 +92,30 @@ class Home:
         path.write_text(json.dumps(plans))
         self.environment["nnUNet_n_proc_DA"] = "0"  # in this process: the same numbers every time
 
-    def train(self, trainer: str) -> Path:
+    def train(self, trainer: str, epochs: int = 5, iterations: int = 30) -> Path:
         """The folder of the results."""
+        self.environment["EPOCHS_AND_ITERATIONS"] = f"{epochs} {iterations}"
         self.run("nnUNetv2_train", "1", CONFIGURATION, "0", "-tr", trainer, "-device", "cpu")
         return self.folder / "results" / self.set.name / f"{trainer}__nnUNetPlans__{CONFIGURATION}" / "fold_0"
+
+    def fails(self, trainer: str) -> str:
+        """The last line printed."""
+        found = self.ran("nnUNetv2_train", "1", CONFIGURATION, "0", "-tr", trainer, "-device", "cpu")
+        assert found.returncode == 1
+        return found.stderr.splitlines()[-1]
+
+    def predicts_as_validated(self, trainer: str, results: Path) -> None:
+        """With the documented line."""
+        case = next((results / "validation").glob("*.nii.gz")).name
+        images, predicted = self.folder / trainer / "images", self.folder / trainer / "predicted"
+        images.mkdir(parents=True)
+        shutil.copy(self.set / "imagesTr" / case.replace(".", "_0000.", 1), images)
+        self.run(
+            "nnUNetv2_predict", "-d", "1", "-c", CONFIGURATION, "-f", "0", "-tr", trainer,
+            "-i", str(images), "-o", str(predicted), "-device", "cpu", "-npp", "1", "-nps", "1",
+        )  # fmt: skip
+        again, validated = (nibabel.load(folder / case).get_fdata() for folder in (predicted, results / "validation"))
+        assert (again == validated).all()
 
 
 def add_shapes(home: Home, ignored: int | None = None) -> None:
@@ -107,7 +133,7 @@ def add_shapes(home: Home, ignored: int | None = None) -> None:
             nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), home.set / f"{name}.nii.gz")
 
 
-def learned(results: Path, loss: str, least_dice: float) -> None:
+def trained(results: Path, loss: str) -> None:
     """It did, with that loss, and the results say with which."""
     (log,) = results.glob("training_log*.txt")
     assert f"Loss: {loss} - 1" in log.read_text()
@@ -115,41 +141,54 @@ def learned(results: Path, loss: str, least_dice: float) -> None:
     checkpoint = torch.load(results / "checkpoint_final.pth", weights_only=False)
     assert f"{checkpoint['trainer_name']}__nnUNetPlans__{CONFIGURATION}" == results.parent.name
     curves = checkpoint["logging"]
-    assert curves["train_losses"][-1] < curves["train_losses"][0] - 0.3
+    assert curves["train_losses"][-1] < curves["train_losses"][0] - 0.05
     assert curves["val_losses"][-1] < curves["val_losses"][0]
+
+
+def learned(results: Path, least_dice: float) -> None:
     summary = json.loads((results / "validation" / "summary.json").read_text())
     assert summary["foreground_mean"]["Dice"] > least_dice
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    home = Home(tmp_path_factory.mktemp("nnunet"))
-    add_shapes(home)
-    home.plan({"background": 0, "shell": 1, "core": 2})
-    return home
 
 
 BATCH = "batch=True, smooth=1e-05, include_background=False"
 
 
-def test_trains_and_predicts(shapes: Home) -> None:
-    results = shapes.train("nnUNetTrainerPolyDiceCE_epsilon0.2")
-    learned(results, f"PolyDice1Loss(epsilon=0.2, {BATCH}) + CrossEntropyLoss()", 0.7)
-    case = next((results / "validation").glob("*.nii.gz")).name
-    images, predicted = shapes.folder / "images", shapes.folder / "predicted"
-    images.mkdir()
-    shutil.copy(shapes.set / "imagesTr" / case.replace(".", "_0000.", 1), images)
-    shapes.run(
-        "nnUNetv2_predict", "-d", "1", "-i", str(images), "-o", str(predicted), "-f", "0", "-c", CONFIGURATION,
-        "-tr", "nnUNetTrainerPolyDiceCE_epsilon0.2", "-device", "cpu", "-npp", "1", "-nps", "1",
-    )  # fmt: skip
-    again, validated = (nibabel.load(folder / case).get_fdata() for folder in (predicted, results / "validation"))
-    assert (again == validated).all()
+@pytest.fixture(scope="module")
+def hippocampus(tmp_path_factory: pytest.TempPathFactory, real_set: RealSet) -> Home:
+    home, source = Home(tmp_path_factory.mktemp("nnunet")), real_set("Task04_Hippocampus")
+    for label in sorted((source / "labelsTr").glob("hippocampus_*.nii.gz"))[:CASES]:
+        shutil.copy(label, home.set / "labelsTr")
+        shutil.copy(source / "imagesTr" / label.name, home.set / "imagesTr" / label.name.replace(".", "_0000.", 1))
+    home.plan({"background": 0, "anterior": 1, "posterior": 2})
+    return home
 
 
-def test_another_number_has_another_folder(shapes: Home) -> None:
-    results = shapes.train("nnUNetTrainerPolyDice_epsilon-0.1_detached")
-    learned(results, f"PolyDice1Loss(epsilon=-0.1, scale='detached', {BATCH})", 0.7)
+LOSSES = {
+    "nnUNetTrainerDiceFocal_focal1": f"DiceLoss(squared=False, {BATCH}) + FocalLoss(gamma=1.0)",
+    "nnUNetTrainerTverskyCE_alpha0.4_beta0.6": f"TverskyLoss(alpha=0.4, beta=0.6, {BATCH}) + CrossEntropyLoss()",
+    "nnUNetTrainerPolyDiceFocal_detached": f"PolyDice1Loss(epsilon=0.2, scale='detached', {BATCH}) + FocalLoss()",
+    "nnUNetTrainerTvMFCE": "TvMFDiceLoss(kappa=0.0, batch=True, include_background=False) + CrossEntropyLoss()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", LOSSES)
+def test_hippocampus(hippocampus: Home, trainer: str) -> None:
+    adapts = trainer == "nnUNetTrainerTvMFCE"
+    results = hippocampus.train(trainer, *((5, 100) if adapts else (2, 10)))
+    trained(results, LOSSES[trainer])
+    if adapts:
+        learned(results, 0.5)
+        follows_the_pseudo_dice(results)
+    hippocampus.predicts_as_validated(trainer, results)
+
+
+def follows_the_pseudo_dice(results: Path) -> None:
+    (log,) = results.glob("training_log*.txt")
+    kappas = [json.loads(found) for found in re.findall(r"TvMFDiceLoss\(kappa=(\[.*?\])", log.read_text())]
+    logged = torch.load(results / "checkpoint_final.pth", weights_only=False)["logging"]["dice_per_class_or_region"]
+    assert len(kappas) == len(logged) - 1 == 4
+    for kappa, dice in zip(kappas, logged, strict=False):
+        assert kappa == pytest.approx([32, *(32 * dice)])
 
 
 def test_regions_and_an_ignore_label(tmp_path: Path) -> None:
@@ -158,14 +197,34 @@ def test_regions_and_an_ignore_label(tmp_path: Path) -> None:
     home.plan({"background": 0, "ball": [1, 2], "core": 2, "ignore": 3})
     options = "batch=True, smooth=1e-05, activation='sigmoid'"
     loss = f"DropDiceLoss(order=2, {options}) + 2.0 * CrossEntropyLoss(activation='sigmoid')"
-    learned(home.train("nnUNetTrainerDropDiceCE_order2"), loss, 0.6)
+    results = home.train("nnUNetTrainerDropDiceCE_order2")
+    trained(results, loss)
+    learned(results, 0.6)
 
 
-def test_hippocampus(tmp_path: Path, real_set: RealSet) -> None:
-    home, source = Home(tmp_path, iterations=100), real_set("Task04_Hippocampus")
-    for label in sorted((source / "labelsTr").glob("hippocampus_*.nii.gz"))[:CASES]:
-        shutil.copy(label, home.set / "labelsTr")
-        shutil.copy(source / "imagesTr" / label.name, home.set / "imagesTr" / label.name.replace(".", "_0000.", 1))
-    home.plan({"background": 0, "anterior": 1, "posterior": 2})
-    loss = f"PolyDice1Loss(epsilon=0.5, scale='detached', {BATCH}) + CrossEntropyLoss()"
-    learned(home.train("nnUNetTrainerPolyDiceCE_epsilon0.5_detached"), loss, 0.5)
+def test_a_class_that_is_annotated_in_two_cases_only(tmp_path: Path) -> None:
+    """In all others its voxels are labelled background. With the key it is found there, too (without: nowhere)."""
+    home, annotated, cores = Home(tmp_path), ["2", "3"], {}
+    add_shapes(home)
+    for case in map(str, range(CASES)):
+        file = home.set / "labelsTr" / f"{case}.nii.gz"
+        labels = np.asarray(nibabel.load(file).dataobj)
+        cores[case] = labels == 2
+        if case not in annotated:
+            nibabel.save(nibabel.Nifti1Image(np.where(cores[case], 0, labels).astype(np.uint8), np.eye(4)), file)
+    known = {case: ["shell"] for case in cores if case not in annotated}
+    home.plan({"background": 0, "shell": 1, "core": 2}, annotated=known)
+    results = home.train("nnUNetTrainerDiceCE")
+    trained(results, f"DiceLoss(squared=False, {BATCH}) + CrossEntropyLoss()")
+    learned(results, 0.6)
+    summary = json.loads((results / "validation" / "summary.json").read_text())
+    assert math.isnan(summary["mean"]["2"]["Dice"])  # of two cases where it is not annotated
+    assert summary["foreground_mean"]["Dice"] == summary["mean"]["1"]["Dice"]
+    for file in (results / "validation").glob("*.nii.gz"):
+        found, true = nibabel.load(file).get_fdata() == 2, cores[file.name.removesuffix(".nii.gz")]
+        assert 2 * (found & true).sum() / (found.sum() + true.sum()) > 0.6
+
+    description = home.folder / "preprocessed" / home.set.name / "dataset.json"
+    wrong = json.loads(description.read_text()) | {"annotated": {"2": ["shell"]}}
+    description.write_text(json.dumps(wrong))
+    assert '2 has the label 2, which "annotated" in dataset.json does not name' in home.fails("nnUNetTrainerDice")
