@@ -4,15 +4,15 @@
     python results/fair/nnunet.py train runs/nnunet nnUNetTrainer nnUNetTrainerTvMFCE --out records.jsonl
     python results/fair/nnunet.py show records.jsonl
 
-`prepare` makes nnU-Net's plan, its preprocessed volumes and five folds that keep people whole; it needs no GPU. `train` trains
-each trainer on each fold as nnU-Net does (3d_fullres: its augmentation, deep supervision, optimiser and schedule), for fewer
-epochs and iterations than its 1000 and 250, several at a time, and counts the voxels of the fold's validation cases. A run
-that is recorded is not made again, and one that was stopped goes on from its last checkpoint. `show` prints the Dice of
-every fold, and the differences to the first trainer.
+`prepare` makes nnU-Net's plan, its preprocessed volumes and five folds that keep people whole; it needs no GPU. `train`
+trains each trainer on each fold as nnU-Net does (3d_fullres: its augmentation, deep supervision, optimiser and
+schedule), for fewer epochs and iterations than its 1000 and 250, several at a time, and counts the voxels of the fold's
+validation cases. A run that is recorded is not made again, and one that was stopped goes on from its last checkpoint.
+`show` prints the Dice of every trainer, and the differences to the first, fold by fold.
 
-A record is a line: trainer, fold, what was trained, and `voxels`, for each case and class how many were found and are true,
-found, and true. The spacing of Hippocampus is what nnU-Net plans, so its volumes are not resampled, and the voxels of the
-preprocessed grid are those of the files.
+A record is a line: trainer, fold, what was trained, and `voxels`: of each case and class, how many were found and are
+true, found, and true. The spacing of Hippocampus is what nnU-Net plans: its volumes are not resampled, and the voxels
+of the preprocessed grid are those of the files.
 """
 
 import argparse
@@ -59,13 +59,15 @@ def prepare(data: Path, home: Path) -> None:
     (home / "preprocessed" / SET / "splits_final.json").write_text(json.dumps(folds))
 
 
-def train(home: Path, trainers: list[str], out: Path, jobs: int, seconds: float, settings: list[str]) -> None:
+def train(
+    home: Path, trainers: list[str], folds: list[int], out: Path, jobs: int, seconds: float, settings: list[str]
+) -> None:
     """So many runs at a time; after so many seconds what still runs is stopped, to go on the next time."""
     places(home)
     os.environ.setdefault("nnUNet_compile", "0")  # it would take longer than these runs gain by it
     os.environ.setdefault("nnUNet_n_proc_DA", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
-    start, running = monotonic(), []
-    waiting = [(trainer, fold) for fold, trainer in product(range(FOLDS), trainers)]
+    start, running, failed = monotonic(), [], 0
+    waiting = [(trainer, fold) for fold, trainer in product(folds, trainers)]
     waiting = [run for run in waiting if run not in recorded(out)]
     while (waiting or running) and monotonic() - start < seconds:
         while waiting and len(running) < jobs:
@@ -73,12 +75,12 @@ def train(home: Path, trainers: list[str], out: Path, jobs: int, seconds: float,
             command = [sys.executable, __file__, "one", str(home), trainer, str(fold), str(out), *settings]
             running.append(subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL))
         sleep(0.5)
+        failed += sum(bool(process.poll()) for process in running)
         running = [process for process in running if process.poll() is None]
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)  # also the processes that augment for it
-    print(
-        f"{monotonic() - start:.0f} s, recorded {len(recorded(out))} runs, stopped {len(running)}, left {len(waiting)}"
-    )
+    print(f"{monotonic() - start:.0f} s, {len(recorded(out))} runs recorded; ", end="")
+    print(f"now {failed} failed, {len(running)} were stopped, {len(waiting)} have not begun")
 
 
 def one(home: Path, name: str, fold: int, out: Path, epochs: int, iterations: int, device: str) -> None:
@@ -176,6 +178,7 @@ def main() -> None:
     command = commands.add_parser("train")
     command.add_argument("home", type=Path)
     command.add_argument("trainers", nargs="+")
+    command.add_argument("--folds", type=int, nargs="+", default=range(FOLDS))
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--jobs", type=int, default=1)
     command.add_argument("--seconds", type=float, default=float("inf"))
@@ -192,7 +195,7 @@ def main() -> None:
         prepare(given.data, given.home)
     elif given.command == "train":
         settings = [f"--{name}={getattr(given, name)}" for name in ("epochs", "iterations", "device")]
-        train(given.home, given.trainers, given.out, given.jobs, given.seconds, settings)
+        train(given.home, given.trainers, given.folds, given.out, given.jobs, given.seconds, settings)
     elif given.command == "one":
         one(given.home, given.trainer, given.fold, given.out, given.epochs, given.iterations, given.device)
     else:

@@ -369,14 +369,15 @@ def labels_of(training: Training) -> LabelManager:
 def test_annotated(training: Training) -> None:
     """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts."""
     labels, (logits, target) = labels_of(training), batch(training)
-    table = read_annotated({"annotated": {"a": ["one", "two"], "b": []}}, labels)
+    background: list[str | int] = [] if training.regions else ["background"]
+    table = read_annotated({"annotated": {"a": [*background, "one", "two"], "b": [*background, 3]}}, labels)
     annotated = rows(table, ["all", "a", "b"])
-    first = [] if training.regions else [[True, True, False]]
-    assert annotated.T.tolist() == [*first, [True, True, False], [True, True, False], [True, False, False]]
+    assert annotated.T.tolist()[-3:] == [[True, True, False], [True, True, False], [True, False, True]]
+    assert training.regions or annotated[:, 0].all()
     if training.regions:
-        target[1, 2], target[2, :3] = False, False
+        target[1, 2], target[2, :2] = False, False
     else:
-        target[1][target[1] == 3], target[2][target[2] < IGNORED] = 0, 0
+        target[1][target[1] == 3], target[2][target[2] < 3] = 0, 0
     loss = ours(training)
     ignored = None
     if training.ignore:
@@ -402,8 +403,10 @@ def test_annotated(training: Training) -> None:
     [
         (["a"], "must be {case: .classes.}"),
         ({"a": "one"}, "must be {case: .classes.}"),
-        ({"a": ["on"]}, r"a: \['on'\] is none of \['background', 0, 'one', 1"),
-        ({"a": [5]}, r"a: \[5\] is none of"),
+        ({"a": [0, "on"]}, r"a: \['on'\] is none of background, 0, one, 1"),
+        ({"a": [0, 5]}, r"a: \[5\] is none of"),
+        ({"a": ["one", "two"]}, "a: without the background"),
+        ({"a": [0]}, "a: nothing can be learnt from it"),
     ],
 )
 def test_what_annotated_cannot_be(given: Any, message: str) -> None:
@@ -414,7 +417,7 @@ def test_what_annotated_cannot_be(given: Any, message: str) -> None:
 def test_a_number_is_no_region() -> None:
     labels = labels_of(Training(True, False, False))
     assert read_annotated({"annotated": {"a": [3]}}, labels)["a"].tolist() == [False, False, True]  # a region of one
-    with pytest.raises(ValueError, match=r"\[2\] is none of \['one', 'two', 'three', 3\]"):
+    with pytest.raises(ValueError, match=r"\[2\] is none of one, two, three, 3$"):
         read_annotated({"annotated": {"a": [2]}}, labels)
 
 

@@ -212,7 +212,7 @@ def test_a_class_that_is_annotated_in_two_cases_only(tmp_path: Path) -> None:
         cores[case] = labels == 2
         if case not in annotated:
             nibabel.save(nibabel.Nifti1Image(np.where(cores[case], 0, labels).astype(np.uint8), np.eye(4)), file)
-    known = {case: ["shell"] for case in cores if case not in annotated}
+    known = {case: ["background", "shell"] for case in cores if case not in annotated}
     home.plan({"background": 0, "shell": 1, "core": 2}, annotated=known)
     results = home.train("nnUNetTrainerDiceCE")
     trained(results, f"DiceLoss(squared=False, {BATCH}) + CrossEntropyLoss()")
@@ -225,6 +225,6 @@ def test_a_class_that_is_annotated_in_two_cases_only(tmp_path: Path) -> None:
         assert 2 * (found & true).sum() / (found.sum() + true.sum()) > 0.6
 
     description = home.folder / "preprocessed" / home.set.name / "dataset.json"
-    wrong = json.loads(description.read_text()) | {"annotated": {"2": ["shell"]}}
+    wrong = json.loads(description.read_text()) | {"annotated": {"2": [0, "shell"]}}
     description.write_text(json.dumps(wrong))
     assert '2 has the label 2, which "annotated" in dataset.json does not name' in home.fails("nnUNetTrainerDice")

@@ -1,9 +1,8 @@
 """Classes that are not annotated in every case of an nnU-Net training, as its dataset.json says.
 
-    "annotated": {"case_017": ["liver", "spleen"], "case_018": [1]}
+    "annotated": {"case_017": ["background", "liver"], "case_018": [0, 2]}
 
-Of a case that is not named everything is annotated; of one with an empty list nothing is. The background need not be
-named.
+Of a case that is not named everything is annotated. Our own training reads the same key.
 """
 
 import json
@@ -18,17 +17,17 @@ from torch import Tensor
 KEY = "annotated"
 
 
-def channels(labels: Any) -> dict[str | int, int]:
-    """The channel of the network that a class or region has, by its name and, where it is one, by its number."""
+def channels(labels: Any) -> dict[str, int]:
+    """The channel of the network that a class or region has, by its name and by its number, where it has one."""
     classes = {name: value for name, value in labels.label_dict.items() if name != "ignore"}
     if labels.has_regions:
         del classes["background"]
-    found: dict[str | int, int] = {}
+    found = {}
     for channel, (name, value) in enumerate(classes.items()):
         label = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         found[name] = channel if labels.has_regions else int(label)
         if isinstance(label, int):
-            found[label] = found[name]
+            found[str(label)] = found[name]
     return found
 
 
@@ -39,13 +38,15 @@ def read_annotated(dataset_json: dict[str, Any], labels: Any) -> dict[str, Tenso
         raise ValueError(f'"{KEY}" in dataset.json must be {{case: [classes]}}: {given!r:.200}')
     found = {}
     for case, classes in given.items():
-        strange = [name for name in classes if not isinstance(name, str | int) or name not in known]
-        if strange:
-            raise ValueError(f'"{KEY}" in dataset.json, {case}: {strange} is none of {list(known)}')
+        where = f'"{KEY}" in dataset.json, {case}'
+        if strange := [name for name in classes if isinstance(name, bool) or str(name) not in known]:
+            raise ValueError(f"{where}: {strange} is none of {', '.join(known)}")
         row = torch.zeros(labels.num_segmentation_heads, dtype=torch.bool)
-        row[[known[name] for name in classes]] = True
-        if classes and not labels.has_regions:
-            row[0] = True
+        row[[known[str(name)] for name in classes]] = True
+        if not labels.has_regions and not row[0]:
+            raise ValueError(f"{where}: without the background, which its labels have wherever no other class is")
+        if int(row.sum()) <= (not labels.has_regions):
+            raise ValueError(f"{where}: nothing can be learnt from it, take it out of the set")
         found[case] = row
     return found
 
