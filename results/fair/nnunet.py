@@ -99,6 +99,14 @@ def one(home: Path, name: str, fold: int, out: Path, epochs: int, iterations: in
     trainer.num_epochs, trainer.num_iterations_per_epoch = epochs, iterations
     trainer.num_val_iterations_per_epoch, trainer.save_every = max(1, iterations // 5), 5
     trainer.logger.plot_progress_png = lambda _: None
+    save = trainer.save_checkpoint
+
+    def save_whole(file: str) -> None:
+        """Or not at all: a run may be stopped at any moment."""
+        save(f"{file}.part")
+        os.replace(f"{file}.part", file)
+
+    trainer.save_checkpoint = save_whole
     torch.manual_seed(fold)  # the same weights to begin with, for all trainers
     maybe_load_checkpoint(trainer, True, False)
     trainer.run_training()

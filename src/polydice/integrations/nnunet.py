@@ -153,23 +153,20 @@ def trainer_with(
 
         def validation_step(self, batch: dict[str, Any]) -> dict[str, Any]:
             self._tell(batch)
-            annotated = self.ours.annotated
-            if annotated is None:
-                found: dict[str, Any] = super().validation_step(batch)
-                return found
             counted: dict[str, Any] = {}
 
             def count(_: nn.Module, __: Any, output: Any) -> None:
                 first, target = (
                     each[0] if isinstance(each, list | tuple) else each for each in (output, batch["target"])
                 )
-                counted.update(counts(first, target.to(first.device), annotated, self.label_manager))
+                known = rows(self.annotated, batch["keys"]).to(first.device)
+                counted.update(counts(first, target.to(first.device), known, self.label_manager))
 
-            hook = self.network.register_forward_hook(count)
-            try:
-                return super().validation_step(batch) | counted
-            finally:
+            hooks = [self.network.register_forward_hook(count)] if self.annotated else []
+            found: dict[str, Any] = super().validation_step(batch)
+            for hook in hooks:
                 hook.remove()
+            return found | counted
 
         def _tell(self, batch: dict[str, Any]) -> None:
             """The loss is told which classes are annotated in the images of the batch."""
