@@ -292,6 +292,7 @@ def test_pickle(name: str) -> None:
         ("nnUNetTrainerPolyDice_epsilon.2", r"epsilon\.2 is no number"),
         ("nnUNetTrainerPolyDiceCE_epsilon", "epsilon is no number"),
         ("nnUNetTrainerPolyDice_epsilon-0.6", "below -1/2"),
+        ("nnUNetTrainerPolyDice_follow-4", "follow .* at least 0"),
         ("nnUNetTrainerDropDice_order0", "order must be at least 1: 0"),
         ("nnUNetTrainerDropDice_order1.5", "order must be an integer: 1.5"),
         ("nnUNetTrainerTversky_alpha-0.3", "alpha must be .* at least 0"),

@@ -117,6 +117,8 @@ def _check(dice: Callable[..., AveragedLoss], plus: Callable[..., PixelLoss] | N
             plus()
     if isinstance(made, TverskyLoss) and made.alpha == made.beta == 0:
         raise ValueError("alpha and beta are both 0: the loss is 0 whatever is predicted")
+    if isinstance(made, PolyDice1Loss) and (made.follow or 0) < 0:
+        raise ValueError(f"follow is what epsilon grows to with Dice, and must be at least 0: {made.follow}")
 
 
 def nearly(name: str) -> bool:
