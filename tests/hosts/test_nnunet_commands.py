@@ -189,7 +189,7 @@ def follows_the_pseudo_dice(results: Path) -> None:
     logged = torch.load(results / "checkpoint_final.pth", weights_only=False)["logging"]["dice_per_class_or_region"]
     assert len(kappas) == len(logged) - 1 == 4
     for kappa, dice in zip(kappas, logged, strict=False):
-        assert kappa == pytest.approx([32, *(32 * dice)])
+        assert kappa == pytest.approx([32, *(32 * each for each in dice)])
 
 
 def test_regions_and_an_ignore_label(tmp_path: Path) -> None:
