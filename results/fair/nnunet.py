@@ -66,6 +66,11 @@ def train(
     places(home)
     os.environ.setdefault("nnUNet_compile", "0")  # it would take longer than these runs gain by it
     os.environ.setdefault("nnUNet_n_proc_DA", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
+    for record in recorded(out).values():
+        if not {f"--epochs={record['epochs']}", f"--iterations={record['iterations']}"} <= set(settings):
+            sys.exit(
+                f"{out} has runs of {record['epochs']} epochs of {record['iterations']} iterations: take another file"
+            )
     start, running, failed = monotonic(), [], 0
     waiting = [(trainer, fold) for fold, trainer in product(folds, trainers)]
     waiting = [run for run in waiting if run not in recorded(out)]
