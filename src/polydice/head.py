@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polydice.base import Summand
 from polydice.kernels.eager import flatten
 from polydice.kernels.head import head_sums
-from polydice.kernels.plan import plan_terms, with_annotated
+from polydice.kernels.plan import added_numbers, plan_loss, stacked_weights, with_annotated
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -39,18 +39,20 @@ class HeadLoss(nn.Module):
     ) -> Tensor:
         """features `[B, F, *spatial]`, as the convolution takes them; all else as the loss takes it."""
         features = self._fitting(features)
-        weight, bias = self.conv.weight.flatten(1), self.conv.bias
+        weight, bias = self.conv.weight.flatten(1).contiguous(), self.conv.bias
         shape = features.shape[0], weight.shape[0], *features.shape[2:]
         logits = features.new_empty(1).expand(shape)  # what the loss may ask of them: all but their values
-        plan = plan_terms(self.loss.terms, logits, target, mask, annotated)
-        for _, loss in self.loss.terms:
-            loss.check_classes(logits)
+        head = features.flatten(2), weight, bias
+        terms = self.loss.terms
+        plan = plan_loss(terms, logits, target, mask, annotated, head)
         _, target, mask = flatten(logits, target, mask, plan.labels)
+        if plan.head_launches is not None:
+            more = stacked_weights(terms), added_numbers(terms, features.device)
+            return plan.head_launches((*head, target, mask), *more)
+        for _, loss in terms:
+            loss.check_classes(logits)
         activation, ignore_index, want, gamma = plan.options
-        sums = head_sums(
-            features.flatten(2), weight, bias, target, mask, activation, ignore_index, list(want), plan.fused, gamma,
-            annotated,
-        )  # fmt: skip
+        sums = head_sums(*head, target, mask, activation, ignore_index, list(want), plan.fused, gamma, annotated)
         return self.loss.from_sums(plan, with_annotated(sums, annotated))
 
     def _fitting(self, features: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: boo
 )
 def test_tail(loss: Loss | LossSum) -> None:
     doubles = [torch.float64] * 2  # weights, and what is added to coefficients
-    kernel = compiled(launches(loss, 5, torch.float32, labels=True).tail, torch.float32, *doubles, torch.float32)
+    kernel = compiled(launches(loss, 5, torch.float32, labels=True).ending.tail, torch.float32, *doubles, torch.float32)
     assert kernel.asm["cubin"]
 
 

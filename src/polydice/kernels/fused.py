@@ -54,12 +54,29 @@ class PixelLaunches(NamedTuple):
     backward: Launch
 
 
+class Ending(NamedTuple):
+    """The launches that make a loss and its slopes of partial sums."""
+
+    gather: Launch | None
+    tail: Launch
+
+    def __call__(self, stream: int, space: Tensor, weights: Tensor | None, added: Tensor | None) -> Tensor:
+        device = space.device
+        if weights is not None and (weights.device != device or weights.dtype != torch.float64):
+            raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
+        loss = torch.empty((), dtype=torch.float32, device=device)
+        if self.gather is not None:
+            self.gather(stream, space)
+        nothing = space
+        self.tail(stream, space, nothing if weights is None else weights, nothing if added is None else added, loss)
+        return loss
+
+
 class LossLaunches(NamedTuple):
     """All launches of a loss, forward and backward, for tensors of certain shapes and types."""
 
     over_pixels: PixelLaunches
-    gather: Launch | None
-    tail: Launch
+    ending: Ending
     space: int  # numbers to work in, laid out as `tail` says
     options: Options
     labels: bool
@@ -109,19 +126,10 @@ class FusedLoss(torch.autograd.Function):
         ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         launches: LossLaunches,
     ) -> Tensor:  # fmt: skip
-        device = logits.device
-        if weights is not None and (weights.device != device or weights.dtype != torch.float64):
-            raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
-        space = torch.empty(launches.space, dtype=torch.float32, device=device)
-        loss = torch.empty((), dtype=torch.float32, device=device)
-        with current_stream(device) as stream:
+        space = torch.empty(launches.space, dtype=torch.float32, device=logits.device)
+        with current_stream(logits.device) as stream:
             launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
-            if launches.gather is not None:
-                launches.gather(stream, space)
-            nothing = space
-            launches.tail(
-                stream, space, nothing if weights is None else weights, nothing if added is None else added, loss
-            )
+            loss = launches.ending(stream, space, weights, added)
         ctx.launches, ctx.memory = launches, _memory(logits, target, mask)
         ctx.save_for_backward(logits, target, mask, space)
         return loss
@@ -194,16 +202,33 @@ def loss_launches(
     ]
     if batch * classes > MOST_ELEMENTS or None in (flat[0], flat[1], flat[3]) or (mask and not flat[2]):
         return None
+    room = room_of(options, batch, classes)
+    over_pixels = _pass(*flat, options, 3 * room, lumps(formula, options, labels), scaled=True)
+    ending, space = end(formula, options, labels, batch, classes, over_pixels.programs, logits.device)
+    return LossLaunches(over_pixels, ending, space, options, labels)
+
+
+def lumps(formula: Formula, options: Options, labels: bool) -> bool:
+    """Whether every class of a label weighs the same in the cross-entropy."""
     same_weights = not formula.weighted and all(term.background for term in formula.terms)
-    lump = labels and options.activation == "softmax" and same_weights and "cross_entropy" in options.want
+    return labels and options.activation == "softmax" and same_weights and "cross_entropy" in options.want
+
+
+def room_of(options: Options, batch: int, classes: int) -> int:
+    """Numbers that the slopes take in the space of `tail`: an even one, since float64 numbers begin at even places."""
     slopes = len(options.want) * batch * classes
-    room = slopes + slopes % 2  # float64 numbers begin at even places
-    over_pixels = _pass(*flat, options, 3 * room, lump, scaled=True)
-    programs = over_pixels.programs
+    return slopes + slopes % 2
+
+
+def end(
+    formula: Formula, options: Options, labels: bool, batch: int, classes: int, programs: int, device: torch.device
+) -> tuple[Ending, int]:
+    """What follows a pass of so many programs for each image, and the numbers in the space of all."""
+    slopes, room = len(options.want) * batch * classes, room_of(options, batch, classes)
     many = slopes * programs > MOST_PARTIALS
-    gathering = _gather(room, slopes, programs, logits.device) if many else None
-    ending = _tail(formula, options, labels, room, batch, classes, 0 if many else programs, logits.device)
-    return LossLaunches(over_pixels, gathering, ending, 3 * room + slopes * programs, options, labels)
+    gathering = _gather(room, slopes, programs, device) if many else None
+    ending = _tail(formula, options, labels, room, batch, classes, 0 if many else programs, device)
+    return Ending(gathering, ending), 3 * room + slopes * programs
 
 
 @lru_cache(maxsize=1024)

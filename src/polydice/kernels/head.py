@@ -1,8 +1,9 @@
 """`torch.ops.polydice.head_sums`: the pass over the pixels from the features before a network's last layer.
 
-The layer is a 1×1 convolution, so the logits of some pixels are one small matrix product. They are made slab by slab,
-handed to the pass there is (`eager.py` or `fused.py`) and dropped: never are there more logits than those of a slab,
-neither forward nor backward, which makes them anew. An operator of its own for the reasons that `op.py` gives.
+The layer is a 1×1 convolution, so the logits of some pixels are one small matrix product. On a CUDA device one kernel
+makes and uses them (`head_fused.py`), where head and tile fit. Otherwise they are made slab by slab, handed to the pass
+there is (`eager.py` or `fused.py`) and dropped: never are there more logits than those of a slab, neither forward nor
+backward, which makes them anew. An operator of its own for the reasons that `op.py` gives.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,10 @@ def _forward(features: Tensor, weight: Tensor, bias: Tensor | None, target: Tens
              annotated: Tensor | None = None) -> Tensor:  # fmt: skip
     """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, the rest as for `eager.forward`: sums `[len(want), B, C]`."""
     options = Options(activation, ignore_index, tuple(want), gamma)
+    if _fits(fused, features, weight, annotated):
+        from polydice.kernels import head_fused
+
+        return head_fused.sums(head_fused.Inputs(features, weight.contiguous(), bias, target, mask), options)
     sums = torch.zeros(
         len(want), len(features), len(weight), dtype=eager.sum_dtype(features.device), device=features.device
     )
@@ -45,6 +50,11 @@ def _backward(grad: Tensor, needed: Sequence[bool], features: Tensor, weight: Te
     """The gradients of features, weight and bias from that of the sums; nothing of those that are not needed. Weight's
     and bias's are added up slab after slab in the type of the sums."""
     options = Options(activation, ignore_index, tuple(want), gamma)
+    if _fits(fused, features, weight, annotated):
+        from polydice.kernels import head_fused
+
+        inputs = head_fused.Inputs(features, weight.contiguous(), bias, target, mask)
+        return head_fused.gradients(grad, (needed[0], needed[1], needed[2]), inputs, options)
     of_features = torch.empty_like(features) if needed[0] else features.new_empty(0)
     of_weight = grad.new_zeros(weight.shape if needed[1] else 0)
     of_bias = grad.new_zeros(len(weight) if needed[2] else 0)
@@ -60,6 +70,15 @@ def _backward(grad: Tensor, needed: Sequence[bool], features: Tensor, weight: Te
             if needed[2]:
                 of_bias += slope.sum(2, dtype=torch.promote_types(x.dtype, torch.float32)).sum(0, dtype=grad.dtype)
     return of_features, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+
+
+def _fits(fused: bool, features: Tensor, weight: Tensor, annotated: Tensor | None) -> bool:
+    """Whether one kernel makes it all."""
+    if not fused or annotated is not None or features.numel() == 0:
+        return False
+    from polydice.kernels.head_tiles import fits
+
+    return fits(*weight.shape, features.dtype)
 
 
 def _slabs(features: Tensor, classes: int) -> Iterator[tuple[slice, slice, Tensor]]:

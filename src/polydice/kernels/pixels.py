@@ -16,6 +16,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 TOLERANCE = tl.constexpr(eager.TOLERANCE)
 HUGE = tl.constexpr(2.0**30)
 SOFTMAX, SIGMOID, NONE = (tl.constexpr(place) for place in range(3))  # as in ACTIVATIONS
+INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS, FOCAL, UNIFORM = (
+    tl.constexpr(place)
+    for place in range(10)  # as in SUMS
+)
 
 
 @triton.jit
@@ -57,23 +61,11 @@ def load(
     class has, a weight below 0, what is no probability."""
     pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
     inside = inside_of(pixel, count - start, EVEN)
-    valid = inside
-    weight = valid.to(tl.float32)
-    if HAS_MASK:
-        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, BLOCK_N).to(tl.float32)
-        valid = valid & (weight != 0)
-    label = tl.zeros((1, BLOCK_N), tl.int32) - 1
-    bad = (weight < 0).to(tl.int32)
+    label, valid, weight, bad = counted(
+        target, mask, image, start, classes, count, ignore_index, target_b, target_n, mask_b, mask_n, inside,
+        LABELS, HAS_MASK, HAS_IGNORE, EVEN, BLOCK_N < 128, BLOCK_N,
+    )  # fmt: skip
     target += image * target_b
-    if LABELS:
-        given = _line(target, start, target_n, count, EVEN, BLOCK_N)
-        given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
-        if HAS_IGNORE:
-            valid = valid & (given != ignore_index)
-        known = (given >= 0) & (given < tl.maximum(classes, 2))
-        bad += (valid & ~known).to(tl.int32)
-        # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
-        label = tl.where(valid & known, given.to(tl.int32) - (classes == 1).to(tl.int32), -1)
     logits += image * logits_b
     nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
     xs = ()
@@ -88,27 +80,54 @@ def load(
             y = (channel == label).to(tl.float32)
         else:
             y = tl.load(target + (row * target_c + (start + pixel) * target_n), mask=valid, other=0).to(tl.float32)
-            bad += _improbable(y)
+            bad += improbable(y)
         if ACTIVATION == NONE:
-            bad += _improbable(x)
+            bad += improbable(x)
         xs = xs + (x,)
         ys = ys + (y,)
     return xs, ys, label, valid, weight, bad
 
 
 @triton.jit
-def _line(here, start, stride, count, EVEN: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What is given for each pixel. In a narrow tile it is read in one dimension: it then follows the layout of the
-    tile over the threads, where otherwise the tile would follow its."""
-    pixel = tl.arange(0, BLOCK_N)
-    if BLOCK_N >= 128:
-        pixel = pixel[None, :]
-    given = tl.load(here + (start + pixel) * stride, mask=inside_of(pixel, count - start, EVEN), other=0)
-    return given if BLOCK_N >= 128 else given[None, :]
+def counted(
+    target, mask, image, start, classes, count, ignore_index, target_b, target_n, mask_b, mask_n, inside,
+    LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The labels of a tile as channels (-1: of none), which of its pixels count and with what weight, and what is wrong
+    with each: a label that no class has, a weight below 0."""
+    valid = inside
+    weight = valid.to(tl.float32)
+    if HAS_MASK:
+        weight = _line(mask + image * mask_b, start, mask_n, count, EVEN, FLAT, BLOCK_N).to(tl.float32)
+        valid = valid & (weight != 0)
+    label = tl.zeros((1, BLOCK_N), tl.int32) - 1
+    bad = (weight < 0).to(tl.int32)
+    if LABELS:
+        given = _line(target + image * target_b, start, target_n, count, EVEN, FLAT, BLOCK_N)
+        given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
+        if HAS_IGNORE:
+            valid = valid & (given != ignore_index)
+        known = (given >= 0) & (given < tl.maximum(classes, 2))
+        bad += (valid & ~known).to(tl.int32)
+        # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
+        label = tl.where(valid & known, given.to(tl.int32) - (classes == 1).to(tl.int32), -1)
+    return label, valid, weight, bad
 
 
 @triton.jit
-def _improbable(values):
+def _line(here, start, stride, count, EVEN: tl.constexpr, FLAT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What is given for each pixel. FLAT: it is read in one dimension, and then follows the layout of the tile over the
+    threads, where otherwise the tile would follow its."""
+    pixel = tl.arange(0, BLOCK_N)
+    if not FLAT:
+        pixel = pixel[None, :]
+    given = tl.load(here + (start + pixel) * stride, mask=inside_of(pixel, count - start, EVEN), other=0)
+    return given[None, :] if FLAT else given
+
+
+@triton.jit
+def improbable(values):
     """How many of a pixel's values are outside [0, 1], by more than rounding."""
     return tl.sum(((values < -TOLERANCE) | (values > 1 + TOLERANCE)).to(tl.int32), 0, keep_dims=True)
 
@@ -136,9 +155,12 @@ def power(x, top):
 
 
 @triton.jit
-def probability(xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr):
+def probability(
+    xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr, NOTHING: tl.constexpr = 0.0
+):  # fmt: skip
     """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
-    there, and what `power` is divided by, 0 there too."""
+    there, and what `power` is divided by, 0 there too. NOTHING: what the sum begins with (with -0.0, the compiler
+    need not add the first)."""
     top = tl.zeros_like(valid.to(tl.float32))
     total = top + 1.0
     share = total
@@ -148,7 +170,7 @@ def probability(xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr
         for group in tl.static_range(1, len(xs)):
             largest = tl.maximum(largest, xs[group])
         top = tl.where(valid, tl.max(largest, 0, keep_dims=True), 0.0)
-        totals = tl.zeros_like(xs[0])
+        totals = tl.full(xs[0].shape, NOTHING, tl.float32)
         powers = ()
         for group in tl.static_range(len(xs)):
             raised = power(xs[group], top)

@@ -21,7 +21,8 @@ from polydice.kernels.fields import SUMS, Form, Options, PixelSums
 from polydice.kernels.inputs import check_annotated, check_inputs
 
 if TYPE_CHECKING:
-    from polydice.kernels.fused import LossLaunches
+    from polydice.kernels.fused import Formula, LossLaunches
+    from polydice.kernels.head_fused import HeadLaunches
 
 OLDEST_TRITON = (3, 6)
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -66,6 +67,7 @@ class LossLike(Protocol):
 
 
 Terms = Sequence[tuple[float, LossLike]]
+Head = tuple[Tensor, Tensor, Tensor | None]  # features [B, F, N], weight [C, F] and bias [C]: what logits come from
 
 
 class Plan(NamedTuple):
@@ -76,6 +78,7 @@ class Plan(NamedTuple):
     dtype: torch.dtype  # of the result
     fused: bool  # whether the fused kernels make the sums
     launches: "LossLaunches | None" = None  # where they make the whole loss
+    head_launches: "HeadLaunches | None" = None  # or that of features
 
     def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None) -> Tensor:
         """The wanted sums, `[len(want), B, C]`, in the type they were accumulated in, `with_annotated`."""
@@ -96,21 +99,27 @@ def with_annotated(sums: Tensor, annotated: Tensor | None) -> Tensor:
 
 
 def plan_loss(
-    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None
-) -> Plan:
-    """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
-    if annotated is not None or not _are_plain(logits, target, mask):
+    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None,
+    head: Head | None = None,
+) -> Plan:  # fmt: skip
+    """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors. With a head, the
+    logits are nothing but their shape, type and device."""
+    if annotated is not None or not _are_plain(logits, target, mask) or not (head is None or _are_plain(*head)):
         return plan_terms(terms, logits, target, mask, annotated)
     key = (
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
+        head and tuple([tensor is None or (tensor.shape, tensor.stride(), tensor.dtype) for tensor in head]),
         *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms],
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
         plan = plan_terms(terms, logits, target, mask)
-        plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
+        if head is None:
+            plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
+        else:
+            plan = plan._replace(head_launches=_head_launches(terms, plan, logits, target, mask, head))
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         _PLANS[key] = plan
@@ -270,6 +279,33 @@ def _are_plain(logits: object, target: object, mask: object) -> bool:
 def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
     that the kernels cannot address as they lie, and more classes than their last step takes."""
+    formula = _formula(terms, plan, logits)
+    if formula is None:
+        return None
+    from polydice.kernels.fused import loss_launches, spec
+
+    each = spec(logits), spec(target), mask if mask is None else spec(mask)
+    return loss_launches(formula, _distinct(plan.options, plan.labels), plan.labels, *each)
+
+
+def _head_launches(
+    terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, head: Head
+) -> "HeadLaunches | None":
+    """Those that make it of features; None also where head and tile do not fit."""
+    formula = _formula(terms, plan, logits)
+    if formula is None:
+        return None
+    from polydice.kernels.head_fused import Inputs, head_launches
+    from polydice.kernels.head_tiles import fits
+
+    if not fits(*head[1].shape, logits.dtype):
+        return None
+    inputs = Inputs(*head, *flatten(logits, target, mask, plan.labels)[1:]).specs()
+    return head_launches(formula, _distinct(plan.options, plan.labels), plan.labels, inputs)
+
+
+def _formula(terms: Terms, plan: Plan, logits: Tensor) -> "Formula | None":
+    """What the fused kernels make of the sums; None where torch must make it."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
     added = [_added(loss) for _, loss in terms]
@@ -289,9 +325,9 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         return None
     for _, loss in terms:
         loss.check_classes(logits)
-    from polydice.kernels.fused import Formula, FormulaTerm, loss_launches, spec
+    from polydice.kernels.fused import Formula, FormulaTerm
 
-    formula = Formula(
+    return Formula(
         tuple(
             FormulaTerm(form, factor, term.background, term.skip_absent)
             for (factor, _), term, form in zip(terms, each, forms, strict=True)
@@ -301,18 +337,14 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
         weighted=any(weight is not None for weight in weights),
         each_added=any(numbers is not None and numbers.ndim > 0 for numbers in added),
     )
-    options = plan.options._replace(want=_distinct(plan.options, plan.labels))
-    return loss_launches(
-        formula, options, plan.labels, spec(logits), spec(target), mask if mask is None else spec(mask)
-    )
 
 
-def _distinct(options: Options, labels: bool) -> tuple[str, ...]:
-    """The wanted sums without those that labels make redundant: y² is y; and under a softmax each pixel that counts has
-    one class, so Σ y of all classes is the number of pixels."""
+def _distinct(options: Options, labels: bool) -> Options:
+    """Without those of the wanted sums that labels make redundant: y² is y; and under a softmax each pixel that counts
+    has one class, so Σ y of all classes is the number of pixels."""
     if not labels:
-        return options.want
+        return options
     found = {"target" if name == "target_sq" else name for name in options.want}
     if options.activation == "softmax" and "target" in found:
         found -= {"pixels"}
-    return tuple(name for name in SUMS if name in found)
+    return options._replace(want=tuple(name for name in SUMS if name in found))

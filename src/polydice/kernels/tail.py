@@ -9,7 +9,7 @@ import triton.language as tl
 
 from polydice import geometry
 from polydice.kernels.pixels import begin
-from polydice.kernels.triton import bounded
+from polydice.kernels.slopes import bounded
 
 POLYNOMIAL, RATIO, OVERLAP, ENTROPY, FOCUSED = (tl.constexpr(kind) for kind in range(5))  # as in fused.KINDS
 

@@ -9,12 +9,19 @@ probabilities anew from the logits: one read, one write.
 import triton
 import triton.language as tl
 
-from polydice.kernels import eager
-from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of, with_requests
+from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of
 from polydice.kernels.pixels import (
+    CROSS_ENTROPY,
+    ERROR_SQ,
+    FOCAL,
+    INTERSECTION,
     NONE,
-    SIGMOID,
+    PREDICTION,
+    PREDICTION_SQ,
     SOFTMAX,
+    TARGET,
+    TARGET_SQ,
+    UNIFORM,
     begin,
     channels_of,
     first_pixel,
@@ -24,16 +31,11 @@ from polydice.kernels.pixels import (
     power,
     probability,
 )
-
-LARGEST = tl.constexpr(eager.LARGEST)
-INTERSECTION, PREDICTION, PREDICTION_SQ, TARGET, TARGET_SQ, ERROR_SQ, CROSS_ENTROPY, PIXELS, FOCAL, UNIFORM = (
-    tl.constexpr(place)
-    for place in range(10)  # as in SUMS
-)
+from polydice.kernels.slopes import gradient_of, slope_of, slopes_of
 
 
 @triton.jit
-def _add_pair(a, b, c, d):
+def add_pair(a, b, c, d):
     return a + c, b + d
 
 
@@ -43,7 +45,7 @@ def _multiply(a, b):
 
 
 @triton.jit
-def _summand(
+def summand(
     FIELD: tl.constexpr, x, y, p, top, total, others, gamma, classes, valid, ACTIVATION: tl.constexpr,
     LABELS: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +81,7 @@ def _over_neighbours(values, p, weight, VECTOR: tl.constexpr, WEIGH: tl.constexp
     if WEIGH:
         values = values * weight
     shape: tl.constexpr = (p.shape[0], p.shape[1] // VECTOR, VECTOR)
-    return tl.reduce((tl.reshape(values, shape), tl.reshape(p, shape)), 2, _add_pair)[0]
+    return tl.reduce((tl.reshape(values, shape), tl.reshape(p, shape)), 2, add_pair)[0]
 
 
 @triton.jit
@@ -167,7 +169,7 @@ def pass_forward(
                 each = sums[place * GROUPS + group]
                 if not (LUMP and WANT[place] == CROSS_ENTROPY):
                     y, p = ys[group], ps[group]
-                    values = _summand(
+                    values = summand(
                         WANT[place], xs[group], y, p, top, total, others, gamma, classes, valid, ACTIVATION, LABELS
                     )
                     each += _over_neighbours(values, p, weight, VECTOR, HAS_MASK)
@@ -191,31 +193,6 @@ def pass_forward(
         _store_each(out, sums, poison, step, classes, GROUPS, BLOCK_C)
 
 
-@triton.jit
-def bounded(slope):
-    """As `eager.bounded`; NaN stays."""
-    return tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
-
-
-@triton.jit
-def _slope(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WANT: tl.constexpr):
-    """The gradient of one sum of an image in these classes, times the factor, bounded as `eager.bounded` does; 0 where
-    the sum was not wanted, or there is no class."""
-    slope = tl.zeros(channel.shape, tl.float32)
-    for place in tl.static_range(len(WANT)):
-        if WANT[place] == FIELD:
-            here = grad + (place * batch + image) * classes + channel
-            slope = tl.load(here, mask=(channel >= 0) & (channel < classes), other=0.0).to(tl.float32) * factor
-            slope = bounded(slope)
-    return slope
-
-
-@triton.jit
-def _of_target(slope, y, LABELS: tl.constexpr):
-    """slope * y; for labels a choice, which is cheaper than a product."""
-    return tl.where(y > 0, slope, 0.0) if LABELS else slope * y
-
-
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
 def pass_backward(
     grad, scale, logits, target, mask, result, classes, count, batch, programs, ignore_index,
@@ -231,37 +208,10 @@ def pass_backward(
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     factor = tl.load(scale) if HAS_SCALE else 1.0
-    # The gradient of a probability is slope * p + offset + overlap * y.
-    slope = ()
-    overlap = ()
-    offset = ()
-    of_entropy = ()
-    for group in tl.static_range(GROUPS):
-        channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
-        of_error_sq = 2 * _slope(grad, factor, image, channel, batch, classes, ERROR_SQ, WANT)
-        of_square = 2 * _slope(grad, factor, image, channel, batch, classes, PREDICTION_SQ, WANT)
-        of_product = _slope(grad, factor, image, channel, batch, classes, INTERSECTION, WANT)
-        of_prediction = _slope(grad, factor, image, channel, batch, classes, PREDICTION, WANT)
-        slope = slope + ((of_error_sq + of_square)[:, None],)
-        overlap = overlap + ((of_product - of_error_sq)[:, None],)
-        offset = offset + (of_prediction[:, None],)
-        of_logarithm = _slope(grad, factor, image, channel, batch, classes, CROSS_ENTROPY, WANT)
-        of_entropy = of_entropy + (of_logarithm[:, None],)
-    of_focal = ()
-    of_uniform = ()
-    of_all = tl.zeros((1, 1), tl.float32)
-    if ON_REQUEST:
-        for group in tl.static_range(GROUPS):
-            channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
-            of_focal = of_focal + (_slope(grad, factor, image, channel, batch, classes, FOCAL, WANT)[:, None],)
-            each = _slope(grad, factor, image, channel, batch, classes, UNIFORM, WANT)[:, None] / classes
-            of_uniform = of_uniform + (each,)
-            of_all += tl.sum(each, 0, keep_dims=True)
+    slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, GROUPS, BLOCK_C, ON_REQUEST)
     # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
     # do not hold it for each.
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY and BLOCK_C > 1
-    first = tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, of_entropy[0], 0.0)
-    of_any_class = tl.sum(first, 0, keep_dims=True)
     last = (count - 1) // BLOCK_N * BLOCK_N
     for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
         start = last - walked  # the other way round: what was read last is still in the cache
@@ -273,46 +223,20 @@ def pass_backward(
         ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
-            own = _slope(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
-            own -= 2 * _slope(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
+            own = slope_of(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
+            own -= 2 * slope_of(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
             truth = logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
             own *= power(truth, top) * share
             if LUMP:
                 own -= tl.where(valid, of_any_class, 0.0)
             else:
-                own -= _slope(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
+                own -= slope_of(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
         elif ENTROPY and LUMP:
             own -= tl.where(valid, of_any_class, 0.0)
-        inners = tl.zeros_like(ps[0])
-        hs = ()
-        for group in tl.static_range(GROUPS):
-            h = slope[group] * ps[group]
-            if not once:
-                h += _of_target(overlap[group], ys[group], LABELS)
-            if OFFSET:
-                h += offset[group]
-            inners += ps[group] * h
-            if ENTROPY and not LUMP and not once:
-                inners -= _of_target(of_entropy[group], ys[group], LABELS)
-            hs = hs + (h,)
-        inner = tl.sum(inners, 0, keep_dims=True) + own
-        gs = ()
-        for group in tl.static_range(GROUPS):
-            h, p = hs[group], ps[group]
-            if ACTIVATION == SOFTMAX:
-                h = p * (h - inner)
-            elif ACTIVATION == SIGMOID:
-                h = p * ((1 - p) * h + of_entropy[group])
-            if once:
-                h += tl.where(channels_of(group, WIDE, BLOCK_C) == label, own, 0.0)
-            elif ENTROPY:  # its gradient needs no division by p: it joins after the activation
-                h -= _of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
-            gs = gs + (h,)
-        if ON_REQUEST:
-            gs = with_requests(
-                gs, xs, ys, ps, top, total, others_of(ps, classes, FULL), gamma, valid, of_focal, of_uniform, of_all,
-                ACTIVATION,
-            )  # fmt: skip
+        gs = gradient_of(
+            xs, ys, ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, once, ACTIVATION, LABELS,
+            LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
+        )  # fmt: skip
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
             row = channels_of(group, WIDE, BLOCK_C)
