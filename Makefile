@@ -9,7 +9,7 @@ DOCS := .venv-docs/bin
 
 test: lint
 	$(BIN)/python -m pytest --ignore=tests/hosts
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_plan.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_head_fused.py tests/kernels/test_plan.py
 
 test-hosts: .venv-hosts/installed
 	$(HOSTS)/python -m pytest tests/hosts

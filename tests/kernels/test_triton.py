@@ -23,7 +23,7 @@ from polydice import (
     pixel_sums,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels import eager, reference
+from polydice.kernels import eager, plan, reference
 from polydice.kernels.fields import FIELDS, Options
 
 GPU = torch.cuda.is_available()
@@ -634,7 +634,11 @@ def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -
 def test_the_slabs_of_a_head_go_through_the_kernels(
     monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum
 ) -> None:
-    """Against the logits in float64."""
+    """Those of a head that is too large for one kernel, against the logits in float64."""
+    from polydice.kernels import head_tiles
+
+    monkeypatch.setattr(head_tiles, "MOST_FLOAT32", 0)
+    monkeypatch.setattr(plan, "_PLANS", {})
     for name in ("CPU_BLOCK", "ACCELERATOR_BLOCK"):
         monkeypatch.setattr(eager, name, 5 * eager.RUN)
     conv = nn.Conv2d(7, 5, 1).to(DEVICE)

@@ -37,19 +37,26 @@ from polydice.kernels.triton import add_pair, summand
 
 
 @triton.jit
-def _layer(
-    weight, bias, classes, width, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_F: tl.constexpr,
-):  # fmt: skip
-    """weight `[BLOCK_C, BLOCK_F]`, and bias `[BLOCK_C, 1]`. WHOLE: there are as many features."""
+def _weight(
+    weight, classes, width, dtype: tl.constexpr, WHOLE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    """`[BLOCK_C, BLOCK_F]`. WHOLE: there are as many features."""
     channel = tl.arange(0, BLOCK_C)[:, None]
     feature = tl.arange(0, BLOCK_F)[None, :]
     inside = (channel < classes) & inside_of(feature, width, WHOLE)
-    w = tl.load(weight + channel * width + feature, mask=inside, other=0.0)
-    b = tl.zeros((BLOCK_C, 1), tl.float32)
+    return tl.load(weight + channel * width + feature, mask=inside, other=0.0).to(dtype)
+
+
+@triton.jit
+def _bias(bias, classes, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`[BLOCK_C, 1]`. Read for every tile, from the cache: the registers are for other things."""
+    channel = tl.arange(0, BLOCK_C)
+    nothing: tl.constexpr = 0.0 if ACTIVATION == NONE else float("-inf")
     if HAS_BIAS:
-        b = tl.load(bias + channel, mask=channel < classes, other=0.0).to(tl.float32)
-    return w, b if ACTIVATION == NONE else tl.where(channel < classes, b, float("-inf"))
+        b = tl.load(bias + channel, mask=channel < classes, other=nothing).to(tl.float32)
+    else:
+        b = tl.where(channel < classes, 0.0, nothing)
+    return b[:, None]
 
 
 @triton.jit
@@ -77,7 +84,7 @@ def _places(
 def _tile(
     x, bias, target, mask, image, start, classes, count, ignore_index, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What `pixels.load` reads, of logits that lack their bias."""
     pixel = tl.arange(0, BLOCK_N)[None, :]
@@ -85,7 +92,7 @@ def _tile(
         target, mask, image, start, classes, count, ignore_index, target_b, target_n, mask_b, mask_n,
         inside_of(pixel, count - start, EVEN), LABELS, HAS_MASK, HAS_IGNORE, EVEN, True, BLOCK_N,
     )  # fmt: skip
-    x += bias
+    x += _bias(bias, classes, ACTIVATION, HAS_BIAS, BLOCK_C)
     if HAS_MASK or HAS_IGNORE or not EVEN:
         x = tl.where(valid, x, 0.0 if ACTIVATION == NONE else float("-inf"))
     channel = tl.arange(0, BLOCK_C)[:, None]
@@ -140,8 +147,7 @@ def head_forward(
     begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
-    w, b = _layer(weight, bias, classes, width, ACTIVATION, HAS_BIAS, WHOLE, BLOCK_C, BLOCK_F)
-    w = tl.trans(w.to(features.dtype.element_ty))
+    w = tl.trans(_weight(weight, classes, width, features.dtype.element_ty, WHOLE, BLOCK_C, BLOCK_F))
     none = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     zeros = tl.zeros((BLOCK_C, BLOCK_N // (2 * NEAR * REPEATS), NEAR), tl.float32)
     sums = ()
@@ -155,9 +161,9 @@ def head_forward(
         )
         given = tl.load(features + here, mask=inside, other=0.0)
         x, y, label, valid, share, bad = _tile(
-            tl.trans(_product(given, w, none)), b, target, mask, image, start, classes, count,
+            tl.trans(_product(given, w, none)), bias, target, mask, image, start, classes, count,
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
         ps, top, total, _ = probability((x,), classes, valid, ACTIVATION, True, -0.0)
         p = ps[0]
@@ -205,8 +211,7 @@ def head_backward(
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     factor = tl.load(scale) if HAS_SCALE else 1.0
-    w, b = _layer(weight, bias, classes, width, ACTIVATION, HAS_BIAS, WHOLE, BLOCK_C, BLOCK_F)
-    w = w.to(features.dtype.element_ty)
+    w = _weight(weight, classes, width, features.dtype.element_ty, WHOLE, BLOCK_C, BLOCK_F)
     slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, 1, BLOCK_C, ON_REQUEST)
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY  # as in `pass_backward`
     none = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
@@ -220,9 +225,9 @@ def head_backward(
         )
         given = tl.load(features + here, mask=inside, other=0.0)
         x, y, label, valid, share, bad = _tile(
-            tl.trans(_product(given, tl.trans(w), none)), b, target, mask, image, start, classes, count,
+            tl.trans(_product(given, tl.trans(w), none)), bias, target, mask, image, start, classes, count,
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_C, BLOCK_N,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
         ps, top, total, _ = probability((x,), classes, valid, ACTIVATION, True, -0.0)
         own = tl.zeros((1, BLOCK_N), tl.float32)
