@@ -3,7 +3,6 @@
 As `fused.py`, whose last steps it shares: what depends on shapes and options alone is worked out once and kept.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from polydice.kernels.fused import (
     MOST_ELEMENTS,
     Ending,
     Formula,
-    TensorSpec,
     end,
     lumps,
     room_of,
@@ -32,8 +30,8 @@ Needed = tuple[bool, bool, bool]  # which gradients: of features, weight, bias
 
 
 class Inputs(NamedTuple):
-    """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, target `[B, N]` or `[B, C, N]`, mask `[B, N]`: tensors, or what
-    is known of them."""
+    """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, target `[B, N]` or `[B, C, N]`, mask `[B, N]`: the tensors, or
+    their `TensorSpec`."""
 
     features: Any
     weight: Any
@@ -143,7 +141,7 @@ def _launch(
     needed: Needed | None = None,
 ) -> Launch:  # fmt: skip
     """The launch forward; backward, if it is said which gradients are needed."""
-    features, weight, bias, target, mask = inputs
+    features, weight, _, target, mask = inputs
     batch, width, count = features.shape
     block = head_tile(weight.shape[0], width, features.dtype, backward=needed is not None)
     programs = min(triton.cdiv(count, block.pixels), max(1, head_programs(features.device, block) // batch))
@@ -173,13 +171,14 @@ def _launch(
 def _constants(inputs: Inputs, options: Options, lump: bool, block: HeadTile) -> dict[str, Any]:
     features, target = inputs.features, inputs.target
     _, width, count = features.shape
+    _, *channel, pixel = target.strides
     reach = max(
-        math.prod([block.features, features.strides[1]]) + count * features.strides[2],
-        block.classes * (target.strides[1] if len(target.shape) == 3 else 0) + count * target.strides[-1],
+        block.features * features.strides[1] + count * features.strides[2],
+        block.classes * sum(channel) + count * pixel,
     )
     return {
         "ACTIVATION": ACTIVATIONS.index(options.activation),
-        "LABELS": len(target.shape) == 2,
+        "LABELS": not channel,
         "HAS_MASK": inputs.mask is not None,
         "HAS_IGNORE": options.ignore_index is not None,
         "HAS_BIAS": inputs.bias is not None,

@@ -2,7 +2,7 @@
 
 A program walks over tiles of some pixels of one image. The logits of a tile are a matrix product in registers, and what
 follows is that of `triton.py`. Backward makes them anew, and of their gradient two more products: the gradient of the
-tile's features, which is written, and that of the layer's weight, which is added up over the tiles of the program. Every
+tile's features, which is written, and that of the layer's weight, which is added up over the tiles of a program. Every
 program writes its part of the sums, of the weight's gradient and of the bias's; they are added up in a fixed order.
 
 A tile is one group `[BLOCK_C, BLOCK_N]`. Rows beyond the last class have logits of -inf (0 without activation), so that
@@ -109,9 +109,7 @@ def _tile(
 
 
 @triton.jit
-def _add(
-    FIELD: tl.constexpr, total, values, p, weight, REPEATS: tl.constexpr, NEAR: tl.constexpr, WEIGH: tl.constexpr
-):
+def _add(FIELD: tl.constexpr, total, values, p, weight, REPEATS: tl.constexpr, NEAR: tl.constexpr, WEIGH: tl.constexpr):
     """total plus a tile's values, weighed, of the pixels that one thread holds. p rides along where they do not come
     from the product, as in `triton.py`; otherwise the pixels of a pair are added one after the other, so that a product
     and its sum are one instruction."""
@@ -196,8 +194,8 @@ def head_forward(
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
 def head_backward(
     grad, scale, features, weight, bias, target, mask, of_features, partials,
-    classes, width, count, batch, programs, ignore_index,
-    features_b, features_f, features_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_f, result_n, gamma,
+    classes, width, count, batch, programs, ignore_index, features_b, features_f, features_n,
+    target_b, target_c, target_n, mask_b, mask_n, result_b, result_f, result_n, gamma,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     HAS_BIAS: tl.constexpr, WANT: tl.constexpr, LUMP: tl.constexpr, ON_REQUEST: tl.constexpr, EVEN: tl.constexpr,
     WHOLE: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -205,8 +203,8 @@ def head_backward(
     HAS_SCALE: tl.constexpr, OF_FEATURES: tl.constexpr, OF_WEIGHT: tl.constexpr, OF_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """grad `[sums, B, C]`, times the number at `scale`, -> of_features `[B, F, N]` and, each program's, the gradients of
-    weight and bias in a row of `C * F + C` numbers. Those that are not needed (OF_…) are not made."""
+    """grad `[sums, B, C]`, times the number at `scale`, -> of_features `[B, F, N]` and, each program's, the gradients
+    of weight and bias in a row of `C * F + C` numbers. Those that are not needed (OF_…) are not made."""
     begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
@@ -240,8 +238,8 @@ def head_backward(
             else:
                 own -= slope_of(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
         gs = gradient_of(
-            (x,), (y,), ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, once, ACTIVATION, LABELS,
-            LUMP, True, WIDE, ON_REQUEST, OFFSET, ENTROPY,
+            (x,), (y,), ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, once, ACTIVATION,
+            LABELS, LUMP, True, WIDE, ON_REQUEST, OFFSET, ENTROPY,
         )  # fmt: skip
         g = gs[0]
         if HAS_MASK:

@@ -33,9 +33,9 @@ class HeadTile(NamedTuple):
         return max(1, self.pixels // (2 * self.near * self.warps)) if self.near == 8 else 1
 
 
-def fits(classes: int, width: int, dtype: torch.dtype) -> bool:
-    """The rule: one kernel while its tile fits, else slabs. `dtype`: that of the features."""
-    rows, columns = _padded(classes), _padded(width)
+def fits(weight: torch.Size, dtype: torch.dtype) -> bool:
+    """The rule: one kernel while its tile fits, else slabs. The shape of the weight, and the type of the features."""
+    rows, columns = map(_padded, weight)
     most = MOST if dtype.itemsize == 2 else MOST_FLOAT32
     return rows * columns <= most and rows <= MOST_CLASSES and columns <= MOST_FEATURES
 
@@ -56,8 +56,8 @@ def head_programs(device: torch.device, block: HeadTile) -> int:
     """That run at a time on a device."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
-    return block.resident * torch.cuda.get_device_properties(device).multi_processor_count
+    return block.resident * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _padded(count: int) -> int:
-    return max(LEAST, triton.next_power_of_2(count))
+    return max(LEAST, int(triton.next_power_of_2(count)))
