@@ -117,3 +117,27 @@ def test_pass_with_sums_on_request(classes: int, activation: str) -> None:
     tensors = [torch.float32, torch.int64, torch.float32, torch.float32]
     assert compiled(over_pixels.forward, *tensors).asm["cubin"]
     assert compiled(over_pixels.backward, torch.float32, torch.float32, *tensors).asm["cubin"]
+
+
+@pytest.mark.parametrize(
+    ("width", "classes", "activation", "labels", "dtype"),
+    [(32, 118, "softmax", True, torch.bfloat16), (20, 5, "sigmoid", False, torch.float32)],
+)
+def test_pass_from_features(width: int, classes: int, activation: str, labels: bool, dtype: torch.dtype) -> None:
+    from polydice.kernels.fused import TensorSpec
+    from polydice.kernels.head_fused import Inputs, _launch
+
+    host, want = torch.device("cpu"), tuple(name for name in SUMS if name != "uniform")
+    target = TensorSpec((2, 960), (960, 1), torch.uint8, host)
+    inputs = Inputs(
+        TensorSpec((2, width, 960), (960 * width, 960, 1), dtype, host),
+        TensorSpec((classes, width), (width, 1), torch.float32, host),
+        TensorSpec((classes,), (1,), torch.float32, host),
+        target if labels else TensorSpec((2, classes, 960), (960 * classes, 960, 1), torch.uint8, host),
+        None,
+    )
+    tensors = [dtype, torch.float32, torch.float32, torch.uint8, dtype]
+    options = Options(activation, None, want, 1.5)
+    forward, backward = _launch(inputs, options), _launch(inputs, options, needed=(True, True, True))
+    assert compiled(forward, *tensors, torch.float32).asm["cubin"]
+    assert compiled(backward, torch.float32, torch.float32, *tensors, dtype, torch.float32).asm["cubin"]

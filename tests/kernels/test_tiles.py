@@ -1,6 +1,7 @@
 from itertools import product
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
@@ -22,3 +23,39 @@ def test_a_tile_holds_all_classes_and_no_more_than_a_thread_can(
         assert found.resident >= 1
         if classes <= MOST_GROUPS:
             assert rows == classes, "no row is padding"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_tile_of_features_holds_the_head_and_no_more_than_a_thread_can(backward: bool) -> None:
+    from polydice.kernels.head_tiles import fits, head_tile
+
+    for classes, width, dtype in product(
+        (1, 3, 14, 17, 64, 118, 256), (1, 16, 24, 64, 256), (torch.float32, torch.half)
+    ):
+        if not fits(torch.Size((classes, width)), torch.empty(0, dtype=dtype)):
+            continue
+        found = head_tile(classes, width, dtype, backward)
+        assert found.classes >= max(16, classes), "a product of matrices takes sixteen of each"
+        assert found.features >= max(16, width)
+        assert found.pixels % (2 * found.near * found.repeats) == 0, "pairs of pixels, and groups of them"
+        assert found.classes * found.pixels <= 128 * 32 * found.warps, "elements of a thread"
+
+
+@pytest.mark.parametrize(
+    ("classes", "width", "dtype", "expected"),
+    [
+        (118, 32, torch.bfloat16, True),
+        (128, 128, torch.float16, True),
+        (129, 128, torch.bfloat16, False),  # 256 x 128
+        (257, 16, torch.bfloat16, False),
+        (3, 300, torch.bfloat16, False),
+        (14, 32, torch.float32, True),
+        (118, 32, torch.float32, False),
+    ],
+)
+def test_a_head_goes_through_one_kernel_while_it_fits(
+    classes: int, width: int, dtype: torch.dtype, expected: bool
+) -> None:
+    from polydice.kernels.head_tiles import fits
+
+    assert fits(torch.Size((classes, width)), torch.empty(0, dtype=dtype)) is expected

@@ -78,7 +78,7 @@ def _fits(fused: bool, features: Tensor, weight: Tensor, annotated: Tensor | Non
         return False
     from polydice.kernels.head_tiles import fits
 
-    return fits(weight.shape, features.dtype)
+    return fits(weight.shape, features)
 
 
 def _slabs(features: Tensor, classes: int) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -298,7 +298,7 @@ def _head_launches(
     from polydice.kernels.head_fused import Inputs, head_launches
     from polydice.kernels.head_tiles import fits
 
-    if not fits(head[1].shape, logits.dtype):
+    if not fits(head[1].shape, logits):
         return None
     inputs = Inputs(*head, *flatten(logits, target, mask, plan.labels)[1:]).specs()
     return head_launches(formula, _distinct(plan.options, plan.labels), plan.labels, inputs)

@@ -72,9 +72,13 @@ def fitting(block: Tile, bytes_each: int, device: torch.device) -> Tile:
     """Without loading ahead where the device's shared memory does not hold the tiles that wait."""
     if device.type != "cuda":
         return block
-    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
     waiting = (block.stages - 1) * block.groups * block.classes * block.pixels * bytes_each
-    return block if waiting <= 0.9 * room else block._replace(stages=1)
+    return block if waiting <= 0.9 * shared_memory(device) else block._replace(stages=1)
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have, of a CUDA device."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_MEMORY)
 
 
 def resident(device: torch.device, block: Tile) -> int:
