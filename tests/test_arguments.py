@@ -21,7 +21,14 @@ class Scaled(PolyDice1Loss):
 
 
 class Fixed(RegionLoss):
-    """It takes one number and nothing else."""
+    """It takes one number and nothing else.
+
+    Args:
+        size: in pixels.
+
+    Note:
+        Of no use.
+    """
 
     want = ("prediction",)
 
@@ -112,3 +119,10 @@ def test_help_says_what_every_option_means(kind: type) -> None:
         assert len(re.findall(rf"^ \|      {name}: \S", text, re.MULTILINE)) == 1
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         assert re.search(rf"\b{name}: [^,]*{re.escape(default)}", text.splitlines()[3])
+
+
+def test_the_text_of_somebodys_loss_stays_whole() -> None:
+    assert re.fullmatch(
+        r"It takes one .*\n\nArgs:\n    size: in pixels\.\n\nCall:\n(    .*\n)+\nNote:\n    Of no use\.\n",
+        Fixed.__doc__,
+    )

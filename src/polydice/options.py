@@ -54,8 +54,8 @@ def describe(kind: type) -> None:
     if vars(kind).get("__doc__"):
         meanings = _meanings(kind)
         listed = "\n".join(f"{name}: {meanings[name]}" for name in wanted if name in meanings)
-        text, _ = _parts(kind)
-        kind.__doc__ = f"{text}\n\nArgs:\n{indent(listed, '    ')}\n\n{CALL}\n"
+        text, _, more = _parts(kind)
+        kind.__doc__ = "\n\n".join(filter(None, (text, f"Args:\n{indent(listed, '    ')}", CALL, more))) + "\n"
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -66,9 +66,9 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
-def _parts(kind: type) -> tuple[str, dict[str, str]]:
-    """A class's text without its section `Args`, and the entries of that."""
-    whole = inspect.cleandoc(vars(kind).get("__doc__") or "")
+def _parts(kind: type) -> tuple[str, dict[str, str], str]:
+    """A class's text before its section `Args`, the entries of that, and what follows it."""
+    whole = inspect.cleandoc(vars(kind).get("__doc__") or "").replace(f"\n\n{CALL}", "")
     text, _, rest = whole.partition("\n\nArgs:\n")
-    entries = dedent(re.split(r"\n(?=\S)|\n\n", rest, maxsplit=1)[0])
-    return text, dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", entries, re.MULTILINE))
+    entries, *more = re.split(r"\n+(?=\S)", rest, maxsplit=1)
+    return text, dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", dedent(entries), re.MULTILINE)), "".join(more)

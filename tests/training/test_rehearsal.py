@@ -35,8 +35,11 @@ class Volumes(nn.Module):
 class Headed(nn.Module):
     """Ends in a 1×1 convolution, or goes on after it."""
 
-    def __init__(self, channels: int, classes: int, *, scale: float = 1.0, width: int = 2, extra: int = 0) -> None:
+    def __init__(
+        self, channels: int, classes: int, *, scale: float = 1.0, width: int = 2, extra: int = 0, drop: float = 0.0
+    ) -> None:
         super().__init__()
+        self.drop = nn.Dropout(drop)
         self.body = nn.Conv2d(channels, width, 3, padding=1)
         self.heads = nn.ModuleList([nn.Conv2d(width + extra, classes, 1)])
         self.own, self.scale = nn.Conv2d(width, classes, 1), scale
@@ -46,7 +49,7 @@ class Headed(nn.Module):
         return found
 
     def forward(self, image: Tensor) -> Tensor:
-        features = self.features(image)
+        features = self.drop(self.features(image))
         found: Tensor = (self.own if self.heads[0].in_channels != features.shape[1] else self.heads[0])(features)
         return found * self.scale
 
@@ -87,7 +90,9 @@ def test_a_head_is_tried_too(images: Path, images_prepared: Prepared) -> None:
     settings = small(images, Path("run"), width=2, depth=None)
     try_network(replace(settings, model=f"{__name__}:Headed"), images_prepared)
     told = r"Headed.* has `features` and `heads`, but heads\[0\]\(features\(images\)\) are not its logits, they give"
-    with pytest.raises(ValueError, match=rf"{told} other values, \[1, 2, 32, 32\]: give `features` or"):
+    with pytest.raises(ValueError, match=rf"{told.replace('logits,', 'logits in training,')} other"):
+        try_network(replace(settings, model=f"{__name__}:Headed(drop=0.5)"), images_prepared)
+    with pytest.raises(ValueError, match=rf"{told} other values, \[2, 2, 32, 32\]: give `features` or"):
         try_network(replace(settings, model=f"{__name__}:Headed(scale=2.0)"), images_prepared)
     with pytest.raises(ValueError, match=rf"{told} RuntimeError: .*expected .* to have 5 channels"):
         try_network(replace(settings, model=f"{__name__}:Headed(extra=3)"), images_prepared)

@@ -65,7 +65,9 @@ class Batches:
         self.prepared, self.batch, self.augment, self.patch, self.seed = prepared, batch, augment, patch, seed
         self.compile = compile
         self.items = torch.tensor(items, dtype=torch.int64)
-        self._annotated = None if prepared.annotated is None else torch.from_numpy(prepared.annotated[items])
+        self._annotated = (
+            None if prepared.annotated is None else torch.from_numpy(prepared.annotated[self.items.numpy()])
+        )
         self.device = torch.empty(0, device=device).device  # with its number, which another thread must be told
         self.resident = _fits(prepared, self.items, self.device) if resident is None else resident
         self._share = slice(rank * batch // world, (rank + 1) * batch // world)

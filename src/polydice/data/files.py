@@ -217,7 +217,7 @@ def _picture(path: Path, palette: bool) -> Array:
     """`[channels, y, x]`, or `[channels, page, y, x]` of a TIFF with several pages."""
     content = path.read_bytes()
     with Image.open(BytesIO(content)) as image:
-        ends = {"PNG": PNG_END in content, "GIF": content.rstrip(b"\0").endswith(b";")}
+        ends = {"PNG": PNG_END in content, "GIF": content.rstrip(b"\0\r\n").endswith(b";")}
         if not ends.get(image.format or "", True):  # Pillow does not mind, as long as all pixels are there
             raise UnreadableFile(path, "is truncated: its end is missing")
         if image.format == "GIF" and (frames := getattr(image, "n_frames", 1)) > 1:
@@ -242,8 +242,9 @@ def _plain(image: Image.Image, palette: bool) -> Image.Image:
 
 
 def _is_grey(image: Image.Image) -> bool:
-    colours = np.asarray(image.convert("RGB"))
-    return bool((colours == colours[..., :1]).all())
+    """By its palette and not by its pixels: a label must not mean another thing in a mask that lacks the others."""
+    colours = np.array(image.getpalette("RGB") or []).reshape(-1, 3)
+    return bool((colours == colours[:, :1]).all())
 
 
 def _volume(path: Path) -> tuple[Array, Spacing]:

@@ -51,8 +51,8 @@ class Agenda:
 
     def is_left(self, run: Planned) -> bool:
         """Whether it is to be trained, now or later. A choice that is made needs no more runs, and a run for a choice
-        that has diverged would diverge again."""
-        if self.study.state(run) not in ("waiting", "failed"):
+        that has diverged would diverge again. What a record has of a run stands, a divergence too."""
+        if self.study.state(run) not in ("waiting", "failed") or self.study.recorded(run) is not None:
             return False
         return not run.tuning or (self.study.choice(*_tuned(run)) is None and not has_diverged(self.study, run))
 

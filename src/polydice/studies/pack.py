@@ -21,7 +21,7 @@ WHY: dict[State, str] = {"waiting": "not trained", "no data": "not trained", "fa
 class Packed(NamedTuple):
     record: Path
     runs: int  # that it has now
-    new: int  # that it did not have before
+    new: int  # that it did not have before, or not finished
     left_out: list[str]  # of the study, in words
 
 
@@ -39,8 +39,8 @@ def pack(study: Study, out: Path) -> Packed:
     if out.resolve() != study.folder.resolve():
         _write_study(study, out)
     write_record(record, {run: kept.line for run, kept in before.items()} | lines)
-    new = lines.keys() - before.keys()
-    return Packed(record, len(before) + len(new), len(new), list(_left_out(study, lines)))
+    new = [run for run, line in lines.items() if run not in before or before[run].line != line]
+    return Packed(record, len(before.keys() | lines.keys()), len(new), list(_left_out(study, lines)))
 
 
 def _lines(study: Study) -> Iterator[tuple[str, bytes]]:
@@ -52,7 +52,7 @@ def _lines(study: Study) -> Iterator[tuple[str, bytes]]:
         elif kept is not None:
             yield place, kept.line
         elif has_diverged(study, run):
-            yield place, failed_line(place, study.error(run).partition("\n")[0])
+            yield place, failed_line(place, study.error(run).partition("\n")[0].partition("; the last good ")[0])
 
 
 def _left_out(study: Study, lines: Mapping[str, bytes]) -> Iterator[str]:

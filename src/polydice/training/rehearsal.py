@@ -32,28 +32,45 @@ def try_network(settings: Settings, prepared: Prepared) -> None:
     wanted, found = [1, classes, *shape[2:]], _shown(logits)
     if found != str(wanted):
         raise ValueError(f"{told} gave {found} for images {shape}, but {classes} classes need logits {wanted}")
-    try_head(model, images, logits, told)
+    try_head(model, images, told)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"{told} has no parameters to train")
 
 
-def try_head(model: nn.Module, images: Tensor, logits: Tensor, told: str) -> None:
-    """Whether the head of a network that has one makes these logits."""
+def try_head(model: nn.Module, images: Tensor, told: str) -> None:
+    """Whether the heads of a network that has some make its logits: tested, and in training, where it may do more."""
     try:
-        head = heads_of(model)[0]
+        heads = heads_of(model)
     except (TypeError, ValueError):
         return
-    try:
-        with torch.no_grad():
-            made = head(Body(model)(images))
-    except Exception as error:  # as above
-        made = f"{type(error).__name__}: {error}"
-    if not isinstance(made, Tensor) or made.shape != logits.shape or not torch.allclose(made, logits, 1e-3, 1e-4):
-        found = made if isinstance(made, str) else f"other values, {_shown(made)}"
-        raise ValueError(
-            f"{told} has `features` and `heads`, but heads[0](features(images)) are not its logits, they give {found}: "
-            "give `features` or `heads` another name, or let them be what docs/models.md says"
-        )
+    two = torch.cat([images, images])
+    for mode in (False, True):
+        logits = _levels(model.train(mode), two)
+        try:
+            made = [head(each) for head, each in zip(heads, _levels(Body(model), two), strict=False)]
+            same = len(made) == len(logits) and all(map(_agree, made, logits))
+            found = f"other values, {', '.join(map(_shown, made))}"
+        except Exception as error:  # as above
+            same, found = False, f"{type(error).__name__}: {error}"
+        if not same:
+            raise ValueError(
+                f"{told} has `features` and `heads`, but heads[0](features(images)) are not its logits"
+                f"{' in training' if mode else ''}, they give {found}: give `features` or `heads` another name, or let "
+                "them be what docs/models.md says"
+            )
+
+
+@torch.no_grad()
+def _levels(network: nn.Module, images: Tensor) -> list[Tensor]:
+    """What it gives, of one or several resolutions, with the same chance every time."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        found = network(images)
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _agree(made: Tensor, logits: Tensor) -> bool:
+    return made.shape == logits.shape and torch.allclose(made, logits, 1e-3, 1e-4)
 
 
 def try_loss(settings: Settings, prepared: Prepared) -> None:

@@ -37,6 +37,8 @@ def described(labels: dict[str, Any], order: Any = None) -> Described:
     if any(len(numbers) > 1 for _, numbers in named):
         return _regions(named, order, ignore)
     names = {numbers[0]: name for name, numbers in named}
+    if len(names) < len(named):
+        raise DataError(f"one label has two names: {labels}; merge them, or make a region of several labels")
     return Described(tuple(names[number] for number in known), ignore, None)
 
 
