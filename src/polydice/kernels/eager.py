@@ -1,12 +1,12 @@
 """The pass over the pixels in plain torch: any device, any floating type. `reference.py` says what it computes.
 
 The pixels are visited in blocks. Each block is activated, compared with its target and summed while it is in cache,
-so nothing of the logits' size is made, forward or backward. The sums leave in float64 where the device has it:
-they are a few numbers, and what the geometry forms of them cancels.
+so nothing of the logits' size is made, forward or backward. On a CPU each thread takes blocks of its own. The sums leave
+in float64 where the device has it: they are a few numbers, and what the geometry forms of them cancels.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,11 +15,15 @@ from torch import Tensor
 from polydice.kernels.annotation import merged, refuse_strays, refuse_without_background, unmerged
 from polydice.kernels.entropy import cross_entropy, focal, focal_gradient, surprise_of
 from polydice.kernels.fields import ON_REQUEST, Options
+from polydice.kernels.threads import on_threads
 
-# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 2 MiB, about the
-# L2 caches; on an accelerator a block only bounds the memory, and wants to fill the device.
-CPU_BLOCK = 1 << 18
+# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 1 MiB, about the
+# L2 cache of a core; on an accelerator a block only bounds the memory, and wants to fill the device.
+CPU_BLOCK = 1 << 17
 ACCELERATOR_BLOCK = 1 << 24
+# Smaller blocks are mostly overhead; so are threads for less than that much each.
+SMALL_BLOCK = 1 << 15
+FOR_A_THREAD = 1 << 17
 # Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
 SMALL = 1 << 16
 TOLERANCE = 1e-3  # by which a probability may be beyond 0 or 1: more than any rounding, less than any mistake
@@ -32,12 +36,19 @@ RUN = 256
 IN_PLACE = {"prediction", "prediction_sq", "target", "target_sq", "error_sq"}
 
 
+class Place(NamedTuple):
+    """Where a block is: some pixels, the `run`-th of as many, of some images."""
+
+    run: int
+    images: slice
+    pixels: slice
+
+
 class Block(NamedTuple):
     """Some pixels of some images: logits `x`, target `y`, probabilities `p`, each `[b, C, n]`. `y` and `p` lie in
     buffers that the caller may overwrite; `spare` are three more, or none where nothing needs them."""
 
-    images: slice
-    pixels: slice
+    place: "Place"
     target: Tensor  # as given, with 0 at pixels that do not count
     x: Tensor
     y: Tensor
@@ -80,18 +91,26 @@ def forward(
     -> sums `[len(want), B, C]`."""
     batch, classes, _ = logits.shape
     dtype = sum_dtype(logits.device)
-    sums = torch.zeros(len(options.want), batch, classes, dtype=dtype, device=logits.device)
+    places = _places(logits, target, mask, options, annotated)
+    # Each block has its own part: added up in their order they give the same bits, whichever thread made them.
+    parts = torch.zeros(
+        places[-1].run + 1 if places else 1, len(options.want), batch, classes, dtype=dtype, device=logits.device
+    )
     if annotated is not None and options.activation == "softmax":
-        refuse_without_background(annotated, sums)
-    for block in _blocks(logits, target, mask, options, annotated):
-        here = sums[:, block.images]
+        refuse_without_background(annotated, parts[0])
+
+    def sum_up(block: Block) -> None:
+        here = parts[block.place.run, :, block.place.images]
         _refuse_bad_values(block, options.activation, here)
-        runs = {name: _runs(values, block) for name, values in _summands(block, options)}
+        runs = {name: _runs(values, squares, block) for name, values, squares in _summands(block, options)}
         here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target):
-            _refuse_bad_labels(block.target, max(classes, 2) if target.ndim == 2 else 2, here)
+            _refuse_bad_labels(block, max(classes, 2) if target.ndim == 2 else 2, here)
         if block.annotated is not None and target.ndim == 2:
             refuse_strays(block.target, block.annotated, block.weight, here)
+
+    _visit(sum_up, places, logits, target, mask, options, annotated)
+    sums = parts.sum(0)
     return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 
 
@@ -103,9 +122,14 @@ def backward(
     slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
     if annotated is not None:
         slopes = slopes.masked_fill(~annotated.unsqueeze(-1), 0)
-    for block in _blocks(logits, target, mask, options, annotated):
-        slope = dict(zip(options.want, slopes[:, block.images].unbind(), strict=True))
-        _logit_gradient(block, slope, options, out=result[block.images, :, block.pixels])
+
+    def differentiate(block: Block) -> None:
+        _, images, pixels = block.place
+        slope = dict(zip(options.want, slopes[:, images].unbind(), strict=True))
+        _logit_gradient(block, slope, options, out=result[images, :, pixels])
+
+    places = _places(logits, target, mask, options, annotated)
+    _visit(differentiate, places, logits, target, mask, options, annotated)
     return result
 
 
@@ -115,40 +139,74 @@ def bounded(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad if dtype == torch.float64 else grad.clamp(-LARGEST, LARGEST).to(dtype)
 
 
-def _blocks(
+def _visit(
+    work: Callable[[Block], None], places: Sequence[Place], logits: Tensor, target: Tensor, mask: Tensor | None,
+    options: Options, annotated: Tensor | None,
+) -> None:  # fmt: skip
+    """Does some work on each block; on a CPU on several threads, each of which has memory of its own."""
+
+    def each(places: Iterator[Place]) -> None:
+        for block in _blocks(places, largest, logits, target, mask, options, annotated):
+            work(block)
+
+    if not places:
+        return
+    _, images, pixels = places[0]
+    largest = images.stop * logits.shape[1] * pixels.stop
+    if logits.device.type == "cpu":
+        on_threads(each, places, most=max(1, logits.numel() // FOR_A_THREAD))
+    else:
+        each(iter(places))
+
+
+def _is_lean(target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None) -> bool:
+    """Whether two buffers are enough."""
+    unweighted = mask is None and annotated is None and options.ignore_index is None
+    return unweighted and target.ndim == 2 and IN_PLACE.issuperset(options.want)
+
+
+def _places(
     logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None
-) -> Iterator[Block]:
+) -> list[Place]:
+    """Blocks of one size but for the last ones; which, depends on the shapes alone and not on the threads."""
     batch, classes, count = logits.shape
     if logits.numel() == 0:
-        return
-    size = most_elements(logits.device)
-    # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
-    lean = (
-        mask is None
-        and annotated is None
-        and options.ignore_index is None
-        and target.ndim == 2
-        and IN_PLACE.issuperset(options.want)
-    )
+        return []
+    size = ACCELERATOR_BLOCK
+    if logits.device.type == "cpu":
+        size = min(CPU_BLOCK, max(logits.numel() // 4, SMALL_BLOCK))
     if annotated is not None or not set(ON_REQUEST).isdisjoint(options.want):  # more buffers, made when needed
         size = size // 8
-    elif not lean:
+    elif not _is_lean(target, mask, options, annotated):
         size = size * 3 // 8
     images, pixels = block_size(batch, classes, count, size)
-    buffers = torch.empty(2 if lean else 5, images * classes * pixels, dtype=pixel_dtype(logits), device=logits.device)
-    line = buffers.new_empty(images * pixels)
+    return [
+        Place(start // pixels, slice(first, first + images), slice(start, start + pixels))
+        for first in range(0, batch, images)
+        for start in range(0, count, pixels)
+    ]
+
+
+def _blocks(
+    places: Iterator[Place], largest: int, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
+    annotated: Tensor | None,
+) -> Iterator[Block]:  # fmt: skip
+    """The blocks, `largest` elements at most. Memory is taken once: fresh pages for every block would cost more than
+    the arithmetic."""
+    classes, lean = logits.shape[1], _is_lean(target, mask, options, annotated)
+    buffers = torch.empty(2 if lean else 5, largest, dtype=pixel_dtype(logits), device=logits.device)
+    line = buffers.new_empty(largest // classes)
     # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
     first_label = 1 if classes == 1 else 0
     labels = torch.arange(first_label, first_label + classes, dtype=buffers.dtype, device=buffers.device)
     labels = labels.unsqueeze(1)
-    for first in range(0, batch, images):
-        for start in range(0, count, pixels):
-            here = slice(first, first + images), slice(start, start + pixels)
-            yield _block(*here, logits, target, mask, options, annotated, buffers, line, labels)
+    for place in places:
+        yield _block(place, logits, target, mask, options, annotated, buffers, line, labels)
 
 
 def most_elements(device: torch.device) -> int:
-    return CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
+    """Of a tensor that is made to be visited at once: two blocks on a CPU, so that two threads have work."""
+    return 2 * CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
 
 
 def block_size(batch: int, classes: int, count: int, size: int) -> tuple[int, int]:
@@ -162,10 +220,11 @@ def _even_share(count: int, most: int) -> int:
     return -(-count // -(-count // most))
 
 
-def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
+def _block(place: Place, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
            annotated: Tensor | None, buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
+    _, images, pixels = place
     x, target = logits[images, :, pixels], target[images, ..., pixels]
-    if is_integer(target):
+    if is_integer(target) and (annotated is not None or options.ignore_index is not None):
         target = target.long()  # an ignored label need not fit the type of the labels
     weight, valid = None, None if mask is None else mask[images, pixels] != 0
     if options.ignore_index is not None:
@@ -187,7 +246,7 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
     if annotated is not None:
         given = x.to(y.dtype, copy=True)
         x = merged(given, annotated, options.activation)
-    _activate(y.copy_(x), options.activation, out=p)
+    _activate(x if x.dtype == y.dtype and x.is_contiguous() else y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
         # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
         torch.eq(line.copy_(target.unsqueeze(1)), labels, out=y)
@@ -197,7 +256,7 @@ def _block(images: slice, pixels: slice, logits: Tensor, target: Tensor, mask: T
             y[:, 0] += y.masked_fill(annotated, 0).sum(1)
     if annotated is not None:
         y.masked_fill_(~annotated, 0)
-    return Block(images, pixels, target, x, y, p, weight, spare, line, annotated, given)
+    return Block(place, target, x, y, p, weight, spare, line, annotated, given)
 
 
 def _activate(x: Tensor, activation: str, out: Tensor) -> None:
@@ -209,14 +268,16 @@ def _activate(x: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(x)
 
 
-def _refuse_bad_labels(target: Tensor, limit: int, sums: Tensor) -> None:
+def _refuse_bad_labels(block: Block, limit: int, sums: Tensor) -> None:
     """An integer outside [0, limit) raises on a CPU. Elsewhere raising would mean to wait for the device: there the
     image's sums become NaN, and with them its loss."""
+    target = block.target
     if target.device.type != "cpu":
         sums.masked_fill_(((target < 0) | (target >= limit)).flatten(1).any(1).unsqueeze(1), torch.nan)
         return
-    low, high = (int(value) for value in target.aminmax())
+    low, high = (block.line if target.ndim == 2 else target).aminmax()  # of labels as numbers: several times faster
     if low < 0 or high >= limit:
+        low, high = (int(value) for value in target.aminmax())
         kind = "label" if target.ndim == 2 else "mask value"
         raise ValueError(f"{kind} {low if low < 0 else high} is not in [0, {limit}), and is not ignored either")
 
@@ -243,38 +304,46 @@ def _refuse_beyond(values: Tensor, low: float, high: float, sums: Tensor, rule: 
         raise ValueError(f"{rule}: they are from {least:.6g} to {most:.6g}; {advice}")
 
 
-def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
-    """What each pixel adds to each wanted sum. The last two are formed in place: they destroy `y` and `p`."""
+def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor, bool]]:
+    """What each pixel adds to each wanted sum, or, where the last is true, the root of that. The last but one is formed
+    in place: it destroys `y`."""
     y, p, want = block.y, block.p, options.want
     if "pixels" in want:
-        yield "pixels", torch.ones_like(p)
+        yield "pixels", torch.ones_like(p), False
     if "target" in want:
-        yield "target", y
+        yield "target", y, False
     if "target_sq" in want:
-        yield "target_sq", y if block.target.ndim == 2 else torch.mul(y, y, out=block.spare[0])
+        yield "target_sq", y, block.target.ndim == 3
     if "prediction" in want:
-        yield "prediction", p
+        yield "prediction", p, False
     if "intersection" in want:
-        yield "intersection", torch.mul(y, p, out=block.spare[0])
+        yield "intersection", torch.mul(y, p, out=block.spare[0]), False
     if "cross_entropy" in want:
-        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare)
+        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare), False
     if "focal" in want:
-        yield "focal", focal(block.x, y, p, options)
+        yield "focal", focal(block.x, y, p, options), False
     if "uniform" in want:
-        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block))
+        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block)), False
     if "error_sq" in want:
-        yield "error_sq", y.sub_(p).square_()
+        yield "error_sq", y.sub_(p), True
     if "prediction_sq" in want:
-        yield "prediction_sq", p.square_()
+        yield "prediction_sq", p, True
 
 
-def _runs(values: Tensor, block: Block) -> Tensor:
-    """Sums over `RUN` pixels each, `[b, C, ceil(n / RUN)]`."""
+def _runs(values: Tensor, squares: bool, block: Block) -> Tensor:
+    """Sums over `RUN` pixels each, of the values or of their squares: `[b, C, ceil(n / RUN)]`."""
     if block.weight is not None:
-        values = torch.mul(values, block.weight, out=block.spare[1])
+        weighted = torch.mul(values, block.weight, out=block.spare[1])
+        values, squares = weighted.mul_(values) if squares else weighted, False
+    add = _add_squares if squares else torch.sum
     whole = values.shape[2] // RUN * RUN
-    runs = values[..., :whole].unflatten(2, (-1, RUN)).sum(3)
-    return runs if whole == values.shape[2] else torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
+    runs = add(values[..., :whole].unflatten(2, (-1, RUN)), 3)
+    return runs if whole == values.shape[2] else torch.cat([runs, add(values[..., whole:], 2).unsqueeze(2)], 2)
+
+
+def _add_squares(values: Tensor, axis: int) -> Tensor:
+    """By the norm, which reads the values once and writes none."""
+    return torch.linalg.vector_norm(values, dim=axis).square_()
 
 
 def _classes(block: Block) -> Tensor | int:
@@ -306,6 +375,9 @@ def _logit_gradient(block: Block, slope: dict[str, Tensor], options: Options, ou
         if wanted is not None:
             inner -= wanted.sum(1, keepdim=True)
             h.sub_(wanted)
+        if more is None and weight is None and block.annotated is None and out.dtype == h.dtype:
+            torch.addcmul(h, p, inner, value=-1, out=out)
+            return
         h.addcmul_(p, inner, value=-1)
     elif activation == "sigmoid":
         if wanted is not None:

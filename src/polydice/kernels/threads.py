@@ -1,0 +1,86 @@
+"""Pieces of work on threads of which each computes alone.
+
+torch shares out every single operation: its threads wait for each other at the end of each. A pass in blocks has
+hundreds of short operations, and where two threads share a core, or another program has it, each of them waits for the
+scheduler. Here a thread takes whole pieces, whose operations are not shared out, and the threads meet once, at the end.
+They are started anew for each pass, in 0.1 ms: nothing is kept that a fork or an exit could meet.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock, Thread
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def on_threads(work: Callable[[Iterator[T]], None], pieces: Sequence[T], most: int) -> None:
+    """Calls `work` on this thread and on others, as many as torch may use and `most` at most. Each call takes pieces
+    from the iterator that it is given, until there are none.
+
+    What fails is raised here: of several failures that of the first piece, which is the same every time, as pieces are
+    taken in their order.
+    """
+    threads = min(most, torch.get_num_threads()) if _thread_setter() else 1
+    waiting, lock, failures = iter(enumerate(pieces)), Lock(), dict[int, BaseException]()
+
+    def run() -> None:
+        place = -1
+
+        def mine() -> Iterator[T]:
+            nonlocal place
+            while not failures:
+                with lock:
+                    place, *piece = next(waiting, (place,))
+                if not piece:
+                    return
+                yield piece[0]
+
+        try:
+            with _alone(), torch.inference_mode():  # a thread does not inherit the caller's modes
+                work(mine())
+        except BaseException as error:
+            failures[place] = error
+
+    others = [Thread(target=run, name="polydice") for _ in range(threads - 1)]
+    for other in others:
+        other.start()
+    run()
+    for other in others:
+        other.join()
+    if failures:
+        raise failures[min(failures)]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """In which torch does not share out the operations of this thread. `torch.set_num_threads` would change what other
+    threads get, too; OpenMP's own setting is that of the calling thread."""
+    before, set_threads = torch.get_num_threads(), _thread_setter()
+    if before == 1 or set_threads is None:
+        yield
+        return
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+@cache
+def _thread_setter() -> Callable[[int], None] | None:
+    """`omp_set_num_threads` of the very OpenMP that torch is linked to; None where torch has another kind of threads,
+    or where it cannot be found (Windows)."""
+    try:
+        set_threads: Callable[[int], None] = ctypes.CDLL(torch._C.__file__).omp_set_num_threads
+    except (OSError, AttributeError):
+        return None
+    before = torch.get_num_threads()
+    set_threads(before + 1)
+    heard = torch.get_num_threads() == before + 1
+    set_threads(before)
+    return set_threads if heard else None
