@@ -28,6 +28,14 @@ def main(arguments: Sequence[str]) -> int:
         command.add_argument("--device", choices=["cpu", "cuda"], required=True)
         command.add_argument("--out", type=Path, metavar="DIR", help=where)
         command.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    steady = commands.add_parser(
+        "steady", help="the plain pass against cross-entropy, in one fresh process after another"
+    )
+    steady.add_argument("--processes", type=int, default=20, metavar="N", help="how many (default: 20)")
+    steady.add_argument("--busy", type=int, default=0, metavar="N", help="as many others keep the cores busy meanwhile")
+    steady.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/loss-speed/cpu)")
+    steady.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    steady.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 24x9x224x224")
     loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
     head.add_argument(
         "--sizes", type=parse_head_size, nargs="+", metavar="SIZE", help="such as 2x32-14x96x96x96:bfloat16"
@@ -38,6 +46,12 @@ def main(arguments: Sequence[str]) -> int:
         if given.device != "cpu" or given.sizes or given.out:
             parser.error("--check has its own sizes, on --device cpu, and writes nothing")
         return run_check(given.quick)
+    if given.command == "steady":
+        from benchmarks.steady import run as run_steady
+
+        out = given.out or Path("results", "loss-speed", "cpu")
+        out.mkdir(parents=True, exist_ok=True)
+        return run_steady(out, given.sizes, given.processes, given.busy, given.quick)
     out = given.out or Path("results", f"{given.command}-speed", given.device)
     if given.command == "nnunet":
         from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes

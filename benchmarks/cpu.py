@@ -9,6 +9,7 @@ from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, attempt, gradient, learnt
@@ -49,18 +50,16 @@ def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effo
         else:
             extra[provider.name] = used
             working.append((provider.name, loss))
-    start, others = perf_counter(), _seconds_of_others()
-    rounds = _rounds(working, logits, target, effort)
-    note = _disturbance((_seconds_of_others() - others) / (perf_counter() - start))
-    for name, times in rounds.items():
+    start, others = perf_counter(), seconds_of_others()
+    found = rounds(working, logits, target, effort)
+    note = _disturbance((seconds_of_others() - others) / (perf_counter() - start))
+    for name, times in found.items():
         forward, backward = ([time[part] for time in times] for part in (0, 1))
         both = [sum(time) for time in times]
         yield name, Figures(spread(forward), spread(backward), spread(both), extra[name], note)
 
 
-def _rounds(
-    working: list[tuple[str, LossFunction]], logits: Tensor, target: Tensor, effort: Effort
-) -> dict[str, Times]:
+def rounds(working: list[tuple[str, LossFunction]], logits: Tensor, target: Tensor, effort: Effort) -> dict[str, Times]:
     """One call of each in every round, in an order that changes: nobody always runs after the same neighbour."""
     times: dict[str, Times] = {name: [] for name, _ in working}
     turns, order = random.Random(0), list(working)
@@ -73,7 +72,7 @@ def _rounds(
     return times
 
 
-def _seconds_of_others() -> float:
+def seconds_of_others() -> float:
     """Processor time that other processes, and other guests of the host, have used; 0 where the system does not say."""
     stat = Path("/proc/stat")
     if not stat.exists():
@@ -106,7 +105,8 @@ def _extra_bytes(loss: LossFunction, logits: Tensor, target: Tensor) -> int:
     would also tell, but in pages and with whatever else the process keeps."""
     gradient(loss, logits, target)  # the first call may compile
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on every start that it starts
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    threads = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=threads) as profiler:
         result = gradient(loss, logits, target)
     log = profiler.profiler.kineto_results.events()
     held = peak = 0

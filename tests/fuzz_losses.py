@@ -30,7 +30,7 @@ from polydice import (
     TverskyLoss,
     TvMFDiceLoss,
 )
-from polydice.kernels import eager
+from polydice.kernels import blocks
 
 IMAGES = 20  # in a call
 # Where exp(−gap) or its square leaves the floats, with and without subnormals.
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     logits: Tensor
     target: Tensor
     mask: Tensor | None
-    small: int  # eager.SMALL: 0 has the pixels computed in float32, as those of large inputs are
+    small: int  # blocks.SMALL: 0 has the pixels computed in float32, as those of large inputs are
     scale: float  # of the gradients, as a scaler has it
     infinite: bool  # whether the truth may have a logit of −∞
 
@@ -85,7 +85,7 @@ def draw(rng: random.Random) -> tuple[str, Call]:
     narrow = activation == "none" or dtype == torch.float16
     scale = 1.0 if narrow or rng.random() < 0.7 else 2.0**16
     mask = _pixel_mask(rng, generator, labels.shape, 1.0 if narrow else 1e6)
-    return name, Call(loss, logits.to(dtype), target, mask, rng.choice((0, eager.SMALL)), scale, infinite)
+    return name, Call(loss, logits.to(dtype), target, mask, rng.choice((0, blocks.SMALL)), scale, infinite)
 
 
 def _labels(rng: random.Random, generator: torch.Generator, classes: int, spatial: tuple[int, ...]) -> Tensor:
@@ -184,11 +184,11 @@ def _loss(rng: random.Random, classes: int, activation: str, ignored: int | None
 
 @contextmanager
 def _computing(small: int) -> Iterator[None]:
-    before, eager.SMALL = eager.SMALL, small
+    before, blocks.SMALL = blocks.SMALL, small
     try:
         yield
     finally:
-        eager.SMALL = before
+        blocks.SMALL = before
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor]:

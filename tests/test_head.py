@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, HeadLoss, PolyDice1Loss, TverskyLoss, TvMFDiceLoss
-from polydice.kernels import eager
+from polydice.kernels import blocks
 from tests.reference import Case, each_loss, each_loss_and_activation
 from tests.test_base import LOOPBACK
 
@@ -53,7 +53,7 @@ def compare(loss: nn.Module, conv: nn.Module, *inputs: Any, tolerance: float = S
 
 @pytest.fixture
 def many_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "CPU_BLOCK", CLASSES * eager.RUN)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", CLASSES * blocks.RUN)
 
 
 # The same as with logits
@@ -153,7 +153,7 @@ def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
 @each_loss
 def test_float32_is_float32(case: Case, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against float64 logits, value and gradients. (Of so few pixels a CPU would compute in float64.)"""
-    monkeypatch.setattr(eager, "SMALL", 0)
+    monkeypatch.setattr(blocks, "SMALL", 0)
     conv, (features, labels) = head(), given(40, 50)
     loss = case.make(activation=activation)
     conv, features = conv.float(), features.float()
@@ -239,7 +239,7 @@ def trained(dtype: torch.dtype, by_head: bool, steps: int = 200) -> Tensor:
 
 def test_200_steps_are_as_with_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float32 differs from float64 by its rounding alone, they come equally near to float64's end."""
-    monkeypatch.setattr(eager, "SMALL", 0)
+    monkeypatch.setattr(blocks, "SMALL", 0)
     exact = trained(torch.float64, by_head=False)
     torch.testing.assert_close(trained(torch.float64, by_head=True), exact, rtol=0, atol=1e-9)
     noise = (trained(torch.float32, by_head=False) - exact).abs().max()

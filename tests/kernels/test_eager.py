@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
-from polydice.kernels import eager, reference
+from polydice.kernels import blocks, reference
 from polydice.kernels.fields import FIELDS
 from tests.reference import (
     ACTIVATIONS,
@@ -16,7 +16,7 @@ from tests.reference import (
 )
 
 SAME = 1e-12  # the same float64 sums in another order
-RUN = eager.RUN
+RUN = blocks.RUN
 EACH_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
@@ -54,14 +54,14 @@ def test_sizes_around_a_run(activation: str, pixels: int) -> None:
 @EACH_ACTIVATION
 def test_several_blocks(monkeypatch: pytest.MonkeyPatch, activation: str, pixels: int, block: int) -> None:
     """Of pixels where an image is larger than a block, of images where it is smaller, with a short last one."""
-    monkeypatch.setattr(eager, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     labels, mask = torch.randint(3, (5, pixels)), torch.rand(5, pixels)
     compare_with_dense(predictions((5, 3, pixels), activation), labels, dense_masks(labels, 3), activation, mask)
 
 
 @EACH_ACTIVATION
 def test_several_blocks_of_soft_masks(monkeypatch: pytest.MonkeyPatch, activation: str) -> None:
-    monkeypatch.setattr(eager, "CPU_BLOCK", 3 * RUN)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 3 * RUN)
     y = torch.rand(3, 3, 4 * RUN + 5, dtype=torch.float64)
     compare_with_dense(predictions(y.shape, activation), y, y, activation)
 
@@ -78,7 +78,7 @@ def test_real_sizes_with_blocks_as_they_are(activation: str, shape: tuple[int, .
 
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_bad_label_is_found_in_any_block(monkeypatch: pytest.MonkeyPatch, where: int) -> None:
-    monkeypatch.setattr(eager, "CPU_BLOCK", 3 * RUN)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 3 * RUN)
     labels = torch.randint(3, (2, 4 * RUN))
     labels[where, where] = 7
     with pytest.raises(ValueError, match="label 7 is not in"):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polydice import CrossEntropyLoss, DiceLoss, HeadLoss, PolyDice1Loss
-from polydice.kernels import eager
+from polydice.kernels import blocks
 from polydice.kernels.head import head_sums
 from polydice.sums import FIELDS
 from tests.kernels.test_eager import peak_bytes
@@ -52,14 +52,14 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
 # Slabs
 
 
-@pytest.mark.parametrize("block", [1, 3 * eager.RUN, 6 * eager.RUN + 1, 100 * eager.RUN])
-@pytest.mark.parametrize("pixels", [eager.RUN - 1, 2 * eager.RUN, 5 * eager.RUN + 3])
+@pytest.mark.parametrize("block", [1, 3 * blocks.RUN, 6 * blocks.RUN + 1, 100 * blocks.RUN])
+@pytest.mark.parametrize("pixels", [blocks.RUN - 1, 2 * blocks.RUN, 5 * blocks.RUN + 3])
 def test_slabs_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, pixels: int, block: int) -> None:
     """Of pixels where an image is larger than a slab, of images where it is smaller, with a short last one."""
     features, labels = inputs(1, pixels)
     loss = head_loss(PolyDice1Loss(0.2, ignore_index=1) + CrossEntropyLoss(ignore_index=1))
     expected = results(lambda x, target: loss.loss(loss.conv(x), target), loss, features, labels)
-    monkeypatch.setattr(eager, "CPU_BLOCK", block)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", block)
     close(results(loss, loss, features, labels), expected)
 
 
@@ -212,7 +212,7 @@ def test_autocast_and_a_compiler_together() -> None:
 
 
 def test_a_tracer_sees_one_node_and_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "CPU_BLOCK", 3 * eager.RUN)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 3 * blocks.RUN)
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -220,7 +220,7 @@ def test_a_tracer_sees_one_node_and_no_logits(monkeypatch: pytest.MonkeyPatch) -
         return make_boxed_func(graph.forward)
 
     aot = torch._dynamo.backends.common.aot_autograd(fw_compiler=backend, bw_compiler=backend)
-    features, labels = inputs(20, 3 * eager.RUN)
+    features, labels = inputs(20, 3 * blocks.RUN)
     torch.compile(head_loss(DiceLoss()), fullgraph=True, backend=aot)(features, labels).backward()
     own = [str(node.target) for graph in graphs for node in graph.graph.nodes if "polydice" in str(node.target)]
     assert own == ["polydice.head_sums.default", "polydice.head_sums_backward.default"]

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss, pixel_sums
-from polydice.kernels import eager
+from polydice.kernels import blocks
 from polydice.kernels.fields import FIELDS
 from tests.reference import ACTIVATIONS, Case, each_loss, each_loss_and_activation, predictions, value_and_gradient
 
@@ -268,7 +268,7 @@ def test_the_sizes_may_change_from_call_to_call() -> None:
 
 def test_the_loop_over_blocks_is_not_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of blocks, one node forward and one backward."""
-    monkeypatch.setattr(eager, "CPU_BLOCK", 3 * eager.RUN)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 3 * blocks.RUN)
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -276,7 +276,7 @@ def test_the_loop_over_blocks_is_not_in_the_graph(monkeypatch: pytest.MonkeyPatc
         return make_boxed_func(graph.forward)
 
     aot = torch._dynamo.backends.common.aot_autograd(fw_compiler=backend, bw_compiler=backend)
-    x, labels = torch.randn(2, 3, 200 * eager.RUN, requires_grad=True), torch.randint(3, (2, 200 * eager.RUN))
+    x, labels = torch.randn(2, 3, 200 * blocks.RUN, requires_grad=True), torch.randint(3, (2, 200 * blocks.RUN))
     torch.compile(DiceLoss(), fullgraph=True, backend=aot)(x, labels).backward()
     own = [str(node.target) for graph in graphs for node in graph.graph.nodes if "polydice" in str(node.target)]
     assert own == ["polydice.pixel_sums.default", "polydice.pixel_sums_backward.default"]

@@ -23,7 +23,7 @@ from polydice import (
     pixel_sums,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels import eager, plan, reference
+from polydice.kernels import blocks, eager, plan, reference
 from polydice.kernels.fields import FIELDS, Options
 
 GPU = torch.cuda.is_available()
@@ -640,7 +640,7 @@ def test_the_slabs_of_a_head_go_through_the_kernels(
     monkeypatch.setattr(head_tiles, "MOST_FLOAT32", 0)
     monkeypatch.setattr(plan, "_PLANS", {})
     for name in ("CPU_BLOCK", "ACCELERATOR_BLOCK"):
-        monkeypatch.setattr(eager, name, 5 * eager.RUN)
+        monkeypatch.setattr(blocks, name, 5 * blocks.RUN)
     conv = nn.Conv2d(7, 5, 1).to(DEVICE)
     x = torch.randn(2, 7, 30, 31, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
     labels = torch.randint(5, (2, 30, 31), device=DEVICE)

@@ -1,76 +1,27 @@
 """The pass over the pixels in plain torch: any device, any floating type. `reference.py` says what it computes.
 
-The pixels are visited in blocks. Each block is activated, compared with its target and summed while it is in cache,
-so nothing of the logits' size is made, forward or backward. On a CPU each thread takes blocks of its own. The sums leave
-in float64 where the device has it: they are a few numbers, and what the geometry forms of them cancels.
+The pixels are visited in blocks (`blocks.py`). The sums leave in float64 where the device has it: they are a few
+numbers, and what the geometry forms of them cancels.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from polydice.kernels.annotation import merged, refuse_strays, refuse_without_background, unmerged
+from polydice.kernels.annotation import refuse_strays, refuse_without_background, unmerged
+from polydice.kernels.blocks import RUN, Block, is_integer, make_pass, pixel_dtype, visit
 from polydice.kernels.entropy import cross_entropy, focal, focal_gradient, surprise_of
-from polydice.kernels.fields import ON_REQUEST, Options
-from polydice.kernels.threads import on_threads
+from polydice.kernels.fields import Options
 
-# Elements (images x classes x pixels) of a block. On a CPU the two buffers of a float32 block take 1 MiB, about the
-# L2 cache of a core; on an accelerator a block only bounds the memory, and wants to fill the device.
-CPU_BLOCK = 1 << 17
-ACCELERATOR_BLOCK = 1 << 24
-# Smaller blocks are mostly overhead; so are threads for less than that much each.
-SMALL_BLOCK = 1 << 15
-FOR_A_THREAD = 1 << 17
-# Up to so many elements a CPU computes in float64: there rounding does not average out, and time does not matter.
-SMALL = 1 << 16
 TOLERANCE = 1e-3  # by which a probability may be beyond 0 or 1: more than any rounding, less than any mistake
 PROBABLE = -TOLERANCE, 1 + TOLERANCE
 LARGEST = 2.0**120  # slope of a sum: a few of them can be added up in float32
-# Pixels that are summed in their own type before float64 takes over: ten times as exact as one float32 sum, and
-# without the float64 copy of everything that `sum(dtype=...)` makes.
-RUN = 256
-
-IN_PLACE = {"prediction", "prediction_sq", "target", "target_sq", "error_sq"}
-
-
-class Place(NamedTuple):
-    """Where a block is: some pixels, the `run`-th of as many, of some images."""
-
-    run: int
-    images: slice
-    pixels: slice
-
-
-class Block(NamedTuple):
-    """Some pixels of some images: logits `x`, target `y`, probabilities `p`, each `[b, C, n]`. `y` and `p` lie in
-    buffers that the caller may overwrite; `spare` are three more, or none where nothing needs them."""
-
-    place: "Place"
-    target: Tensor  # as given, with 0 at pixels that do not count
-    x: Tensor
-    y: Tensor
-    p: Tensor
-    weight: Tensor | None  # [b, 1, n]
-    spare: list[Tensor]
-    line: Tensor  # [b, 1, n], free
-    annotated: Tensor | None  # [b, C, 1]; all of an image of which nothing is: none of its pixels counts
-    given: Tensor  # the logits before classes were merged
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def pixel_dtype(logits: Tensor) -> torch.dtype:
-    small = logits.device.type == "cpu" and logits.numel() <= SMALL
-    return torch.float64 if small or logits.dtype == torch.float64 else torch.float32
-
-
-def is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def flatten(logits: Tensor, target: Tensor, mask: Tensor | None, labels: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -91,25 +42,24 @@ def forward(
     -> sums `[len(want), B, C]`."""
     batch, classes, _ = logits.shape
     dtype = sum_dtype(logits.device)
-    places = _places(logits, target, mask, options, annotated)
+    over = make_pass(logits, target, mask, options, annotated)
     # Each block has its own part: added up in their order they give the same bits, whichever thread made them.
-    parts = torch.zeros(
-        places[-1].run + 1 if places else 1, len(options.want), batch, classes, dtype=dtype, device=logits.device
-    )
+    parts = torch.zeros(max(1, over.runs), len(options.want), batch, classes, dtype=dtype, device=logits.device)
     if annotated is not None and options.activation == "softmax":
         refuse_without_background(annotated, parts[0])
+    most = 2 if target.ndim == 3 else max(classes, 2)
 
-    def sum_up(block: Block) -> None:
-        here = parts[block.place.run, :, block.place.images]
-        _refuse_bad_values(block, options.activation, here)
+    def sum_up(block: Block, part: Tensor) -> None:
+        _refuse_bad_values(block, options.activation, part)
         runs = {name: _runs(values, squares, block) for name, values, squares in _summands(block, options)}
-        here += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
+        part += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target):
-            _refuse_bad_labels(block, max(classes, 2) if target.ndim == 2 else 2, here)
+            _refuse_bad_labels(block, most, part)
         if block.annotated is not None and target.ndim == 2:
-            refuse_strays(block.target, block.annotated, block.weight, here)
+            refuse_strays(block.target, block.annotated, block.weight, part)
 
-    _visit(sum_up, places, logits, target, mask, options, annotated)
+    if logits.numel():
+        visit(sum_up, over, [part for some in parts.split(over.images, 2) for part in some.unbind()])
     sums = parts.sum(0)
     return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 
@@ -122,14 +72,13 @@ def backward(
     slopes = bounded(grad, pixel_dtype(logits)).unsqueeze(-1)
     if annotated is not None:
         slopes = slopes.masked_fill(~annotated.unsqueeze(-1), 0)
+    over = make_pass(logits, target, mask, options, annotated)
 
-    def differentiate(block: Block) -> None:
-        _, images, pixels = block.place
-        slope = dict(zip(options.want, slopes[:, images].unbind(), strict=True))
-        _logit_gradient(block, slope, options, out=result[images, :, pixels])
+    def differentiate(block: Block, out: Tensor, slopes: Tensor) -> None:
+        _logit_gradient(block, dict(zip(options.want, slopes.unbind(), strict=True)), options, out)
 
-    places = _places(logits, target, mask, options, annotated)
-    _visit(differentiate, places, logits, target, mask, options, annotated)
+    if logits.numel():
+        visit(differentiate, over, over.cut(result), over.cut_images(slopes, 1))
     return result
 
 
@@ -139,135 +88,6 @@ def bounded(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad if dtype == torch.float64 else grad.clamp(-LARGEST, LARGEST).to(dtype)
 
 
-def _visit(
-    work: Callable[[Block], None], places: Sequence[Place], logits: Tensor, target: Tensor, mask: Tensor | None,
-    options: Options, annotated: Tensor | None,
-) -> None:  # fmt: skip
-    """Does some work on each block; on a CPU on several threads, each of which has memory of its own."""
-
-    def each(places: Iterator[Place]) -> None:
-        for block in _blocks(places, largest, logits, target, mask, options, annotated):
-            work(block)
-
-    if not places:
-        return
-    _, images, pixels = places[0]
-    largest = images.stop * logits.shape[1] * pixels.stop
-    if logits.device.type == "cpu":
-        on_threads(each, places, most=max(1, logits.numel() // FOR_A_THREAD))
-    else:
-        each(iter(places))
-
-
-def _is_lean(target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None) -> bool:
-    """Whether two buffers are enough."""
-    unweighted = mask is None and annotated is None and options.ignore_index is None
-    return unweighted and target.ndim == 2 and IN_PLACE.issuperset(options.want)
-
-
-def _places(
-    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None
-) -> list[Place]:
-    """Blocks of one size but for the last ones; which, depends on the shapes alone and not on the threads."""
-    batch, classes, count = logits.shape
-    if logits.numel() == 0:
-        return []
-    size = ACCELERATOR_BLOCK
-    if logits.device.type == "cpu":
-        size = min(CPU_BLOCK, max(logits.numel() // 4, SMALL_BLOCK))
-    if annotated is not None or not set(ON_REQUEST).isdisjoint(options.want):  # more buffers, made when needed
-        size = size // 8
-    elif not _is_lean(target, mask, options, annotated):
-        size = size * 3 // 8
-    images, pixels = block_size(batch, classes, count, size)
-    return [
-        Place(start // pixels, slice(first, first + images), slice(start, start + pixels))
-        for first in range(0, batch, images)
-        for start in range(0, count, pixels)
-    ]
-
-
-def _blocks(
-    places: Iterator[Place], largest: int, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
-    annotated: Tensor | None,
-) -> Iterator[Block]:  # fmt: skip
-    """The blocks, `largest` elements at most. Memory is taken once: fresh pages for every block would cost more than
-    the arithmetic."""
-    classes, lean = logits.shape[1], _is_lean(target, mask, options, annotated)
-    buffers = torch.empty(2 if lean else 5, largest, dtype=pixel_dtype(logits), device=logits.device)
-    line = buffers.new_empty(largest // classes)
-    # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
-    first_label = 1 if classes == 1 else 0
-    labels = torch.arange(first_label, first_label + classes, dtype=buffers.dtype, device=buffers.device)
-    labels = labels.unsqueeze(1)
-    for place in places:
-        yield _block(place, logits, target, mask, options, annotated, buffers, line, labels)
-
-
-def most_elements(device: torch.device) -> int:
-    """Of a tensor that is made to be visited at once: two blocks on a CPU, so that two threads have work."""
-    return 2 * CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
-
-
-def block_size(batch: int, classes: int, count: int, size: int) -> tuple[int, int]:
-    """Images and pixels of blocks with about `size` elements each, whole runs of pixels."""
-    pixels = min(count, -(-_even_share(count, max(1, size // classes)) // RUN) * RUN)
-    return _even_share(batch, max(1, size // (classes * pixels))), pixels
-
-
-def _even_share(count: int, most: int) -> int:
-    """Blocks of one size, none larger than `most`, instead of a short last one."""
-    return -(-count // -(-count // most))
-
-
-def _block(place: Place, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options,
-           annotated: Tensor | None, buffers: Tensor, line: Tensor, labels: Tensor) -> Block:  # fmt: skip
-    _, images, pixels = place
-    x, target = logits[images, :, pixels], target[images, ..., pixels]
-    if is_integer(target) and (annotated is not None or options.ignore_index is not None):
-        target = target.long()  # an ignored label need not fit the type of the labels
-    weight, valid = None, None if mask is None else mask[images, pixels] != 0
-    if options.ignore_index is not None:
-        labelled = target != options.ignore_index
-        valid = labelled if valid is None else valid & labelled
-    if annotated is not None:
-        annotated = annotated[images].unsqueeze(2)
-        something = annotated.any(1)  # [b, 1]
-        valid = something.expand(-1, x.shape[2]) if valid is None else valid & something
-        annotated = annotated | ~something.unsqueeze(1)
-    y, p, *spare = (buffer[: x.numel()].view(x.shape) for buffer in buffers)
-    line = line[: x.numel() // x.shape[1]].view(x.shape[0], 1, -1)
-    if valid is not None:
-        weight = (valid if mask is None else valid * mask[images, pixels]).to(y.dtype).unsqueeze(1)
-        hidden = ~valid
-        target = target.masked_fill(hidden if target.ndim == 2 else hidden.unsqueeze(1), 0)
-        x = spare[2].copy_(x).masked_fill_(hidden.unsqueeze(1), 0)
-    given = x
-    if annotated is not None:
-        given = x.to(y.dtype, copy=True)
-        x = merged(given, annotated, options.activation)
-    _activate(x if x.dtype == y.dtype and x.is_contiguous() else y.copy_(x), options.activation, out=p)
-    if target.ndim == 2:
-        # Floats compared into floats: several times faster than a boolean result, or than scattering ones.
-        torch.eq(line.copy_(target.unsqueeze(1)), labels, out=y)
-    else:
-        y.copy_(target)
-        if annotated is not None and options.activation == "softmax":
-            y[:, 0] += y.masked_fill(annotated, 0).sum(1)
-    if annotated is not None:
-        y.masked_fill_(~annotated, 0)
-    return Block(place, target, x, y, p, weight, spare, line, annotated, given)
-
-
-def _activate(x: Tensor, activation: str, out: Tensor) -> None:
-    if activation == "softmax":
-        torch.softmax(x, 1, out=out)
-    elif activation == "sigmoid":
-        torch.sigmoid(x, out=out)
-    else:
-        out.copy_(x)
-
-
 def _refuse_bad_labels(block: Block, limit: int, sums: Tensor) -> None:
     """An integer outside [0, limit) raises on a CPU. Elsewhere raising would mean to wait for the device: there the
     image's sums become NaN, and with them its loss."""
@@ -275,7 +95,8 @@ def _refuse_bad_labels(block: Block, limit: int, sums: Tensor) -> None:
     if target.device.type != "cpu":
         sums.masked_fill_(((target < 0) | (target >= limit)).flatten(1).any(1).unsqueeze(1), torch.nan)
         return
-    low, high = (block.line if target.ndim == 2 else target).aminmax()  # of labels as numbers: several times faster
+    # Labels as floats are searched several times faster.
+    low, high = map(float, (block.line if target.ndim == 2 else target).aminmax())
     if low < 0 or high >= limit:
         low, high = (int(value) for value in target.aminmax())
         kind = "label" if target.ndim == 2 else "mask value"
@@ -336,9 +157,12 @@ def _runs(values: Tensor, squares: bool, block: Block) -> Tensor:
         weighted = torch.mul(values, block.weight, out=block.spare[1])
         values, squares = weighted.mul_(values) if squares else weighted, False
     add = _add_squares if squares else torch.sum
-    whole = values.shape[2] // RUN * RUN
+    batch, classes, pixels = values.shape
+    whole = pixels // RUN * RUN
+    if whole == pixels:
+        return add(values.view(batch, classes, -1, RUN), 3)
     runs = add(values[..., :whole].unflatten(2, (-1, RUN)), 3)
-    return runs if whole == values.shape[2] else torch.cat([runs, add(values[..., whole:], 2).unsqueeze(2)], 2)
+    return torch.cat([runs, add(values[..., whole:], 2).unsqueeze(2)], 2)
 
 
 def _add_squares(values: Tensor, axis: int) -> Tensor:

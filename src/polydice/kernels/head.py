@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydice.kernels import eager, op
+from polydice.kernels import blocks, eager, op
 from polydice.kernels.fields import Options
 
 _INPUTS = (
@@ -90,7 +90,7 @@ def _slabs(features: Tensor, classes: int) -> Iterator[tuple[slice, slice, Tenso
         return
     at_least = torch.float32 if features.device.type == "cpu" else features.dtype
     dtype = torch.promote_types(features.dtype, at_least)
-    step, length = eager.block_size(batch, max(classes, width // 4), count, eager.most_elements(features.device))
+    step, length = blocks.block_size(batch, max(classes, width // 4), count, blocks.most_elements(features.device))
     for first in range(0, batch, step):
         for start in range(0, count, length):
             images, pixels = slice(first, first + step), slice(start, start + length)

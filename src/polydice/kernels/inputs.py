@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polydice.kernels.eager import is_integer
+from polydice.kernels.blocks import is_integer
 from polydice.kernels.fields import Options
 
 
