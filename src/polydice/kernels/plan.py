@@ -212,29 +212,30 @@ def focal_gammas(losses: Sequence[LossLike]) -> list[float]:
 def stacked_weights(terms: Terms) -> Tensor | None:
     """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
     weights = [_weight(loss) for _, loss in terms]
-    given = next((weight for weight in weights if weight is not None), None)
-    if given is None or len(weights) == 1:
-        return given if given is None else given.to(torch.float64).contiguous()
-    each = [given.new_ones(given.shape) if weight is None else weight for weight in weights]
+    given = [weight for weight in weights if weight is not None]
+    if not given:
+        return None
+    if len(weights) == 1:
+        return given[0].to(torch.float64).contiguous()
+    each = [torch.ones_like(given[0]) if weight is None else weight for weight in weights]
     return torch.stack([weight.to(torch.float64) for weight in each])
 
 
 def added_numbers(terms: Terms, device: torch.device) -> Tensor | None:
     """What is added to coefficients of the terms, those that have something to add: `[terms, C]` in float64, or
     `[terms]` where each is one number."""
-    found = [_on(device, loss) for _, loss in terms if _added(loss) is not None]
+    found = [_on(device, loss, added) for _, loss in terms if (added := _added(loss)) is not None]
     if len(found) < 2:
         return found[0] if found else None
     return torch.stack(torch.broadcast_tensors(*found))
 
 
-def _on(device: torch.device, loss: LossLike) -> Tensor:
+def _on(device: torch.device, loss: LossLike, added: Tensor) -> Tensor:
     """What a loss adds, on this device. A number that is elsewhere, since nobody has moved the loss, is copied there
     once, and again when it has changed: every copy would wait for the device."""
-    added = _added(loss)
-    assert added is not None
     if added.device == device:
-        return added.to(torch.float64).contiguous()
+        fits = added.dtype is torch.float64 and added.is_contiguous()
+        return added if fits else added.to(torch.float64).contiguous()
     origin, version, copy = _COPIES.get(loss, (None, 0, _NO_BUFFER))
     now = 0 if added.is_inference() else added._version
     if origin is not added or version != now or copy.device != device:
