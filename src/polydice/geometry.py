@@ -27,20 +27,28 @@ def root(square: Tensor) -> Tensor:
     return torch.where(empty, 0, torch.where(empty, 1, square).sqrt())
 
 
-def mismatch(a: Tensor, b: Tensor, smooth: float) -> Tensor:
-    """1 − s = (√a − √b)² / (a + b + δ): how far the two volumes differ."""
-    return ratio(_gap_sq(a, b, root(a) * root(b)), a + b + smooth)
+def lengths(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """r = √a·√b and (√a − √b)², of which scale and cosine are made."""
+    r = root(a) * root(b)  # not √(a·b), which may be 0 where neither is
+    gap = a - b
+    return r, gap * ratio(gap, a + b + 2 * r)  # as a square its slope could be ∞·0
 
 
-def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float) -> Tensor:
+def mismatch(a: Tensor, b: Tensor, smooth: float, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """1 − s = (√a − √b)² / (a + b + δ): how far the two volumes differ. `known`: their `lengths`, if at hand."""
+    _, gap_sq = known or lengths(a, b)
+    return ratio(gap_sq, a + b + smooth)
+
+
+def misalignment(a: Tensor, b: Tensor, e: Tensor, smooth: float, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """x = 1 − c = (e − (√a − √b)²) / (2r + δ), 0 where y or ŷ is zero: there s or δ says it all.
 
     That form keeps its digits near a perfect prediction, where 2(r − I) / (2r + δ), the same number, has lost them. Of
     a prediction that all but vanishes it is the other way round. There s makes up for it, but the rounding of e may be
     many times r: so the numerator is held between 0 and 2r, where it belongs. Its slope is not.
     """
-    r = root(a) * root(b)  # not √(a·b), which may be 0 where neither is
-    twice = e - _gap_sq(a, b, r)
+    r, gap_sq = known or lengths(a, b)
+    twice = e - gap_sq
     held = torch.where(r < VANISHING * e, torch.minimum(twice.clamp(min=0), 2 * r), twice)
     twice = twice + (held - twice).detach()
     return ratio(torch.where(r == 0, 0, twice), 2 * r + smooth)
@@ -52,14 +60,9 @@ def misdirection(a: Tensor, b: Tensor, e: Tensor, intersection: Tensor) -> Tenso
 
     Not multiplied by s, the form of `misalignment` loses digits where the volumes differ much: there it is 2(r − I).
     """
-    r = root(a) * root(b)
-    twice = torch.where(e < r, e - _gap_sq(a, b, r), 2 * (r - intersection))
+    r, gap_sq = lengths(a, b)
+    twice = torch.where(e < r, e - gap_sq, 2 * (r - intersection))
     return torch.where((a >= TINY) & (b < TINY), 1, ratio(twice, 2 * r))
-
-
-def _gap_sq(a: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    gap = a - b
-    return gap * ratio(gap, a + b + 2 * r)  # (√a − √b)²; as a square its slope could be ∞·0
 
 
 def squared_angle(x: Tensor) -> Tensor:

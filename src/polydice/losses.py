@@ -19,6 +19,7 @@ from polydice.base import (
 from polydice.geometry import (
     TINY,
     cosine_coefficients,
+    lengths,
     misalignment,
     misdirection,
     mismatch,
@@ -91,8 +92,9 @@ class PolyDiceLoss(RegionLoss):
         a, b, e = sums.target_sq, sums.prediction_sq, sums.error_sq
         if self.scale == "none":
             return self._angular(squared_angle(misdirection(a, b, e, sums.intersection)))
-        angular = self._angular(squared_angle(misalignment(a, b, e, self.smooth)))
-        lost = mismatch(a, b, self.smooth)
+        known = lengths(a, b)
+        angular = self._angular(squared_angle(misalignment(a, b, e, self.smooth, known)))
+        lost = mismatch(a, b, self.smooth, known)
         s = 1 - lost
         return lost + (s.detach() if self.scale == "detached" else s) * angular
 
