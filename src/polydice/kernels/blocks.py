@@ -132,16 +132,16 @@ def visit(work: Callable[..., None], over: Pass, *own: Sequence[Any]) -> None:
 
 
 def _blocks(pieces: Iterator[tuple[Any, ...]], over: Pass) -> Iterator[tuple[Block, list[Any]]]:
-    """Memory is taken once: fresh pages for every block would cost more than the arithmetic."""
-    logits, classes = over.logits, over.logits.shape[1]
-    size = over.images * over.pixels
-    buffers = torch.empty(2 if over.lean else 5, size * classes, dtype=pixel_dtype(logits), device=logits.device)
-    lines, shape = buffers.new_empty(size), None
-    # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
-    first_label = 1 if classes == 1 else 0
-    labels = torch.arange(first_label, first_label + classes, dtype=buffers.dtype, device=buffers.device)
-    labels = labels.unsqueeze(1)
+    classes, shape = over.logits.shape[1], None
     for x, target, mask, annotated, *its_own in pieces:
+        if shape is None:
+            # Memory is taken once: fresh pages for every block would cost more than the arithmetic.
+            size, kind = over.images * over.pixels, pixel_dtype(over.logits)
+            buffers = torch.empty(2 if over.lean else 5, size * classes, dtype=kind, device=x.device)
+            lines = buffers.new_empty(size)
+            # Label 1 is the foreground of a single channel, label c belongs to channel c of several.
+            first = 1 if classes == 1 else 0
+            labels = torch.arange(first, first + classes, dtype=kind, device=x.device).unsqueeze(1)
         if x.shape != shape:
             shape = x.shape
             room = list(buffers[:, : x.numel()].view(-1, *shape).unbind())

@@ -51,7 +51,7 @@ def forward(
 
     def sum_up(block: Block, part: Tensor) -> None:
         _refuse_bad_values(block, options.activation, part)
-        runs = {name: _runs(values, squares, block) for name, values, squares in _summands(block, options)}
+        runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         part += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target):
             _refuse_bad_labels(block, most, part)
@@ -125,49 +125,41 @@ def _refuse_beyond(values: Tensor, low: float, high: float, sums: Tensor, rule: 
         raise ValueError(f"{rule}: they are from {least:.6g} to {most:.6g}; {advice}")
 
 
-def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor, bool]]:
-    """What each pixel adds to each wanted sum, or, where the last is true, the root of that. The last but one is formed
-    in place: it destroys `y`."""
+def _summands(block: Block, options: Options) -> Iterator[tuple[str, Tensor]]:
+    """What each pixel adds to each wanted sum. The last two are formed in place: they destroy `y` and `p`."""
     y, p, want = block.y, block.p, options.want
     if "pixels" in want:
-        yield "pixels", torch.ones_like(p), False
+        yield "pixels", torch.ones_like(p)
     if "target" in want:
-        yield "target", y, False
+        yield "target", y
     if "target_sq" in want:
-        yield "target_sq", y, block.target.ndim == 3
+        yield "target_sq", y if block.target.ndim == 2 else torch.mul(y, y, out=block.spare[0])
     if "prediction" in want:
-        yield "prediction", p, False
+        yield "prediction", p
     if "intersection" in want:
-        yield "intersection", torch.mul(y, p, out=block.spare[0]), False
+        yield "intersection", torch.mul(y, p, out=block.spare[0])
     if "cross_entropy" in want:
-        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare), False
+        yield "cross_entropy", cross_entropy(block.x, y, p, options.activation, block.spare)
     if "focal" in want:
-        yield "focal", focal(block.x, y, p, options), False
+        yield "focal", focal(block.x, y, p, options)
     if "uniform" in want:
-        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block)), False
+        yield "uniform", surprise_of(block.x, p)[1].div_(_classes(block))
     if "error_sq" in want:
-        yield "error_sq", y.sub_(p), True
+        yield "error_sq", y.sub_(p).square_()
     if "prediction_sq" in want:
-        yield "prediction_sq", p, True
+        yield "prediction_sq", p.square_()
 
 
-def _runs(values: Tensor, squares: bool, block: Block) -> Tensor:
-    """Sums over `RUN` pixels each, of the values or of their squares: `[b, C, ceil(n / RUN)]`."""
+def _runs(values: Tensor, block: Block) -> Tensor:
+    """Sums over `RUN` pixels each, `[b, C, ceil(n / RUN)]`."""
     if block.weight is not None:
-        weighted = torch.mul(values, block.weight, out=block.spare[1])
-        values, squares = weighted.mul_(values) if squares else weighted, False
-    add = _add_squares if squares else torch.sum
+        values = torch.mul(values, block.weight, out=block.spare[1])
     batch, classes, pixels = values.shape
     whole = pixels // RUN * RUN
     if whole == pixels:
-        return add(values.view(batch, classes, -1, RUN), 3)
-    runs = add(values[..., :whole].unflatten(2, (-1, RUN)), 3)
-    return torch.cat([runs, add(values[..., whole:], 2).unsqueeze(2)], 2)
-
-
-def _add_squares(values: Tensor, axis: int) -> Tensor:
-    """By the norm, which reads the values once and writes none."""
-    return torch.linalg.vector_norm(values, dim=axis).square_()
+        return values.view(batch, classes, -1, RUN).sum(3)
+    runs = values[..., :whole].unflatten(2, (-1, RUN)).sum(3)
+    return torch.cat([runs, values[..., whole:].sum(2, keepdim=True)], 2)
 
 
 def _classes(block: Block) -> Tensor | int:

@@ -7,10 +7,12 @@ They are started anew for each pass, in 0.1 ms: nothing is kept that a fork or a
 """
 
 import ctypes
+from _thread import start_new_thread  # threading.Thread waits until its thread runs, on a busy machine for long
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock, Thread
+from queue import SimpleQueue
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -27,6 +29,7 @@ def on_threads(work: Callable[[Iterator[T]], None], pieces: Sequence[T], most: i
     """
     threads = min(most, torch.get_num_threads()) if _thread_setter() else 1
     waiting, lock, failures = iter(enumerate(pieces)), Lock(), dict[int, BaseException]()
+    begun, ended = list[int](), SimpleQueue[None]()
 
     def run() -> None:
         place = -1
@@ -35,23 +38,28 @@ def on_threads(work: Callable[[Iterator[T]], None], pieces: Sequence[T], most: i
             nonlocal place
             while not failures:
                 with lock:
-                    place, *piece = next(waiting, (place,))
-                if not piece:
-                    return
-                yield piece[0]
+                    taken = next(waiting, None)
+                    if taken is None:
+                        return
+                    if place < 0:
+                        begun.append(taken[0])
+                place, piece = taken
+                yield piece
 
         try:
             with _alone(), torch.inference_mode():  # a thread does not inherit the caller's modes
                 work(mine())
         except BaseException as error:
             failures[place] = error
+        if place >= 0:
+            ended.put(None)
 
-    others = [Thread(target=run, name="polydice") for _ in range(threads - 1)]
-    for other in others:
-        other.start()
+    for _ in range(threads - 1):
+        start_new_thread(run, ())
     run()
-    for other in others:
-        other.join()
+    # Nothing waits any more: a thread that has not begun has nothing to do, and may come as late as it likes.
+    for _ in range(len(begun)):
+        ended.get()
     if failures:
         raise failures[min(failures)]
 
