@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks import cpu
 from benchmarks.measure import Effort
-from benchmarks.providers import EPSILON
+from benchmarks.providers import EPSILON, LossFunction
 from benchmarks.sizes import Size, parse_size
 from polydice import PolyDice1Loss
 
@@ -103,7 +103,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def _measure(size: Size, effort: Effort) -> tuple[str, float, float, float]:
     logits, labels = size.inputs("cpu")
-    working = [(OURS, PolyDice1Loss(EPSILON)), (THEIRS, F.cross_entropy)]
+    working: list[tuple[str, LossFunction]] = [(OURS, PolyDice1Loss(EPSILON)), (THEIRS, F.cross_entropy)]
     cpu.rounds(working, logits, labels, QUICK)
     start, others = perf_counter(), cpu.seconds_of_others()
     found = cpu.rounds(working, logits, labels, effort)

@@ -24,7 +24,7 @@ from polydice import (
     TvMFDiceLoss,
     pixel_sums,
 )
-from polydice.kernels import eager
+from polydice.kernels import blocks
 from tests.fuzz_losses import ROUNDING, fuzz
 from tests.reference import (
     ANGULAR_CASES,
@@ -418,7 +418,7 @@ def test_every_gap_has_a_finite_gradient(
 ) -> None:
     """1/b of a subnormal b is how NaN came in; and a scaler of gradients must not bring it back."""
     if pixels == torch.float32:  # as those of a large image are computed
-        monkeypatch.setattr(eager, "SMALL", 0)
+        monkeypatch.setattr(blocks, "SMALL", 0)
     loss = case.make(reduction="none", **case.smoothing(smooth))
     gaps = torch.tensor([*range(40, 112), 360.0, 372.0, 745.0, 1e4])
     for labels in (torch.zeros(16).long(), torch.ones(16).long(), torch.arange(16) % 2):
