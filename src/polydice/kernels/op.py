@@ -131,7 +131,7 @@ def register(name: str, forward: Callable[..., Any], backward: Callable[..., Any
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return Sums.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
         seen = torch._C._len_torch_dispatch_stack() or any(
-            isinstance(given, Tensor) and type(given) not in _PLAIN for given in inputs
+            isinstance(given, Tensor) and (type(given) not in _PLAIN or given.is_meta) for given in inputs
         )
         return there(*inputs) if seen else Direct.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
