@@ -118,7 +118,7 @@ def test_launches_of_classes_that_are_not_annotated(classes: int, activation: st
     real, given, target = torch.float32, torch.uint8, torch.int64 if labels else torch.uint8
     assert compiled(found.over_pixels.forward, real, target, real, real, given).asm["cubin"]
     assert compiled(found.over_pixels.backward, *[real] * 3, target, real, real, given).asm["cubin"]
-    assert compiled(found.tail, real, torch.float64, torch.float64, real, given).asm["cubin"]
+    assert compiled(found.ending.tail, real, torch.float64, torch.float64, real, given).asm["cubin"]
 
 
 @pytest.mark.parametrize(("classes", "activation"), [(3, "softmax"), (118, "softmax"), (3, "sigmoid")])
