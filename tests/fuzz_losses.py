@@ -55,6 +55,7 @@ class Call(NamedTuple):
     logits: Tensor
     target: Tensor
     mask: Tensor | None
+    annotated: Tensor | None
     small: int  # blocks.SMALL: 0 has the pixels computed in float32, as those of large inputs are
     scale: float  # of the gradients, as a scaler has it
     infinite: bool  # whether the truth may have a logit of −∞
@@ -76,7 +77,12 @@ def draw(rng: random.Random) -> tuple[str, Call]:
     if activation == "none":
         logits = logits.softmax(1) if classes > 1 and rng.random() < 0.5 else logits.sigmoid()
     soft = rng.random() < 0.4
+    annotated = _annotated(rng, generator, classes, activation)
+    if annotated is not None:
+        labels = _known(labels, annotated, classes)
     target = _masks(rng, generator, labels, classes) if soft else labels
+    if soft and annotated is not None and activation == "softmax":
+        target = _merging(target, annotated)
     ignored = None if soft or rng.random() < 0.7 else 255
     if ignored is not None:
         target = target.masked_fill(torch.rand(target.shape, generator=generator) < rng.choice((0.2, 0.9, 1.0)), 255)
@@ -85,7 +91,8 @@ def draw(rng: random.Random) -> tuple[str, Call]:
     narrow = activation == "none" or dtype == torch.float16
     scale = 1.0 if narrow or rng.random() < 0.7 else 2.0**16
     mask = _pixel_mask(rng, generator, labels.shape, 1.0 if narrow else 1e6)
-    return name, Call(loss, logits.to(dtype), target, mask, rng.choice((0, blocks.SMALL)), scale, infinite)
+    small = rng.choice((0, blocks.SMALL))
+    return name, Call(loss, logits.to(dtype), target, mask, annotated, small, scale, infinite)
 
 
 def _labels(rng: random.Random, generator: torch.Generator, classes: int, spatial: tuple[int, ...]) -> Tensor:
@@ -130,6 +137,32 @@ def _masks(rng: random.Random, generator: torch.Generator, labels: Tensor, class
         "tiny": hard.double() * 10 ** rng.uniform(-40, 0),
         "rounded": hard.float() * 1.0009,
     }[rng.choice(("bool", "byte", "float", "soft", "empty", "tiny", "rounded"))]
+
+
+def _annotated(rng: random.Random, generator: torch.Generator, classes: int, activation: str) -> Tensor | None:
+    if rng.random() < 0.7:
+        return None
+    found = torch.rand(IMAGES, classes, generator=generator) < rng.choice((0.3, 0.7))
+    if activation == "softmax":
+        found[:, 0] |= found.any(1)
+    return found
+
+
+def _known(labels: Tensor, annotated: Tensor, classes: int) -> Tensor:
+    """Labels of classes that are not annotated become those of one that is, or of none."""
+    known = torch.where(annotated.any(1), annotated.int().argmax(1), 0)
+    if classes == 1:
+        return torch.where(annotated[:, 0].view(-1, *[1] * (labels.ndim - 1)), labels, 0)
+    flat = labels.flatten(1)
+    kept = annotated | ~annotated.any(1, keepdim=True)
+    return torch.where(kept.gather(1, flat), flat, known.unsqueeze(1)).view_as(labels)
+
+
+def _merging(masks: Tensor, annotated: Tensor) -> Tensor:
+    """Masks whose members of the background do not overlap: they have no other than class 0."""
+    others = ~annotated
+    others[:, 0] = False
+    return masks.masked_fill(others.view(*annotated.shape, *[1] * (masks.ndim - 2)), 0)
 
 
 def _pixel_mask(rng: random.Random, generator: torch.Generator, shape: tuple[int, ...], most: float) -> Tensor | None:
@@ -195,7 +228,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     """The values of each image, `[images, …]`, or the one of all, and the gradient."""
     logits = call.logits.clone().requires_grad_()
     with _computing(call.small):
-        values = call.loss(logits, call.target, call.mask)
+        values = call.loss(logits, call.target, call.mask, call.annotated)
         (gradient,) = torch.autograd.grad((values * call.scale).sum(), logits)
     return values.detach().reshape(len(values) if values.ndim else 1, -1), gradient.flatten(1)
 

@@ -2,11 +2,21 @@
 
 import pytest
 import torch
+from mpmath import mpf
 from torch import Tensor
 
-from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, PolyDice1Loss, pixel_sums
+from polydice import (
+    CrossEntropyLoss,
+    DiceLoss,
+    FocalLoss,
+    PolyCE1Loss,
+    PolyDice1Loss,
+    TverskyLoss,
+    TvMFDiceLoss,
+    pixel_sums,
+)
 from polydice.base import AveragedLoss
-from tests.reference import CASES, Case, each_loss, value_and_gradient
+from tests.reference import CASES, Case, Reference, _activate, _digits, each_loss, value_and_gradient
 
 SAME = 1e-12
 ANNOTATED = torch.tensor([[True, True, False, True], [True, False, False, True], [True, True, True, True]])
@@ -111,13 +121,47 @@ def test_an_image_without_annotation_adds_nothing(case: Case) -> None:
     assert case.make()(x, labels, annotated=nothing) == 0
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_gradients(activation: str) -> None:
-    x, labels = example(ANNOTATED)
-    x = x[..., :6].clone().requires_grad_()
-    loss = PolyDice1Loss(0.2, activation=activation) + CrossEntropyLoss(activation=activation)
-    for each in (loss, FocalLoss(1.5, activation=activation), DiceLoss(activation=activation, reduction="none")):
-        assert torch.autograd.gradcheck(lambda x, f=each: f(x, labels[:, :6], annotated=ANNOTATED), (x,))
+def test_gradients(activation: str, soft: bool, masked: bool) -> None:
+    """Over all options that change what is counted."""
+    x, target = example(GONE if activation == "sigmoid" else ANNOTATED, soft)
+    x, target = x[..., :6].clone().requires_grad_(), target[..., :6]
+    annotated = GONE if activation == "sigmoid" else ANNOTATED
+    mask = torch.rand(3, 6, dtype=torch.float64) if masked else None
+    options = {"activation": activation, "ignore_index": None if soft else 1}
+    each = [
+        PolyDice1Loss([0.2, 0.0, 0.4, -0.1], **options) + CrossEntropyLoss(**options),
+        DiceLoss(batch=True, include_background=False, **options),
+        TverskyLoss(weight=WEIGHT, absent="skip", **options),
+        TvMFDiceLoss(2.0, reduction="none", **options),
+        FocalLoss(1.5, weight=WEIGHT, **options),
+        PolyCE1Loss(0.5, **options),
+    ]
+    if activation == "softmax":
+        each.append(CrossEntropyLoss(label_smoothing=0.2, **options))
+    for loss in each:
+        assert torch.autograd.gradcheck(lambda x, f=loss: f(x, target, mask, annotated), (x,))
+
+
+@each_loss
+def test_value_and_gradient_in_50_digits(case: Case) -> None:
+    """Of logits whose members of the background differ by up to 60, and from the other class by as much."""
+    x, labels = 20 * torch.randn(1, 4, 5, dtype=torch.float64), torch.tensor([[0, 1, 0, 3, 0]])
+    annotated = torch.tensor([[True, True, False, True]])
+    p = _activate(_digits(x)[0], "softmax")
+    small = x[:, [0, 1, 3]]
+    reference = Reference(small, masks_of(labels)[:, [0, 1, 3]], "softmax")
+    background = [first + other for first, other in zip(p[0], p[2], strict=True)]
+    reference.p = [[background, p[1], p[3]]]
+    value, gradient = reference.evaluate(case)
+    found, slopes = value_and_gradient(lambda x, t, _: case.make()(x, t, annotated=annotated), x, labels)
+    assert abs(mpf(found.item()) - value) <= 1e-12 * abs(value)
+    shares = [[float(q / whole) for q, whole in zip(p[c], background, strict=True)] for c in (0, 2)]
+    first = torch.tensor(shares, dtype=torch.float64) * gradient[0, :1]
+    expected = torch.stack([first[0], gradient[0, 1], first[1], gradient[0, 2]]).unsqueeze(0)
+    torch.testing.assert_close(slopes, expected, rtol=1e-10, atol=1e-15)
 
 
 def test_label_smoothing_is_over_the_classes_that_are_there() -> None:
@@ -195,3 +239,15 @@ def test_the_mean_is_over_what_is_annotated() -> None:
             each = loss(x, labels, annotated=ANNOTATED)
             assert not each[~ANNOTATED].any()
             torch.testing.assert_close(case.make()(x, labels, annotated=ANNOTATED), each.sum() / ANNOTATED.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float64])
+def test_masks_that_overlap_cannot_be_merged(dtype: torch.dtype) -> None:
+    x, labels = example(ANNOTATED)
+    masks = torch.nn.functional.one_hot(labels, 4).movedim(2, 1).to(dtype)
+    DiceLoss()(x, masks, annotated=ANNOTATED)
+    masks[0, 0, 3], masks[0, 2, 3] = 1, 1
+    DiceLoss()(x, masks)
+    with pytest.raises(ValueError, match=r"from 0 to 2; .*merged ones must not overlap"):
+        DiceLoss()(x, masks, annotated=ANNOTATED)
+    DiceLoss(activation="sigmoid")(x, masks, annotated=ANNOTATED)  # a channel that is not annotated is not looked at

@@ -54,7 +54,8 @@ class Summand(nn.Module, ABC):
         terms = self.terms
         plan = plan_loss(terms, logits, target, mask, annotated)
         if plan.launches is not None:
-            return plan.launches(logits, target, mask, stacked_weights(terms), added_numbers(terms, logits.device))
+            numbers = stacked_weights(terms), added_numbers(terms, logits.device)
+            return plan.launches(logits, target, mask, *numbers, annotated)
         for _, loss in terms:
             loss.check_classes(logits)
         return self.from_sums(plan, plan.sums(logits, target, mask, annotated))

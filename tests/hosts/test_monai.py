@@ -261,6 +261,11 @@ def test_labels_of_any_type_and_meta_tensors() -> None:
     torch.testing.assert_close(loss(logits, one_hot(labels, CLASSES)), expected)
     half = MetaTensor(torch.ones(1, 1, 9, 7, dtype=torch.int64))
     torch.testing.assert_close(loss(logits, labels, half), expected)
+    annotated = torch.tensor([[True] * (CLASSES - 1) + [False]] * 3)
+    fewer = labels.clamp(max=CLASSES - 2)
+    assert loss(logits, MetaTensor(fewer), annotated=annotated) == plain(logits, fewer.long(), annotated=annotated)
+    with pytest.raises(ValueError, match="over all channels, annotated or not"):
+        from_monai(theirs.FocalLoss(to_onehot_y=True, use_softmax=True))(logits, fewer, annotated=annotated)
 
 
 def test_deep_supervision_takes_it() -> None:

@@ -16,7 +16,7 @@ from polydice import (
     PolyDice1Loss,
 )
 from polydice.base import Loss, LossSum
-from polydice.kernels.fields import SUMS, Options
+from polydice.kernels.fields import SUMS, Formula, FormulaTerm, Options
 from polydice.kernels.plan import fused_obstacle
 
 pytestmark = pytest.mark.skipif(
@@ -30,6 +30,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.uint8: "*u8",
 }
+KINDS = {float: "fp32", int: "i32", type(None): "constexpr"}
 
 
 def compiled(launch: Any, *dtypes: torch.dtype) -> Any:
@@ -40,15 +41,16 @@ def compiled(launch: Any, *dtypes: torch.dtype) -> Any:
 
     names = launch.kernel.arg_names
     types = [POINTERS[dtype] for dtype in dtypes]
-    types += ["fp32" if isinstance(number, float) else "i32" for number in launch.numbers]
+    types += [KINDS[type(number)] for number in launch.numbers]
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(launch.constants, "constexpr")
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
+    constants |= {(len(dtypes) + place,): None for place, number in enumerate(launch.numbers) if number is None}
     source = ASTSource(launch.kernel, signature, constants, {})
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
 
 
-def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool) -> Any:
-    from polydice.kernels.fused import Formula, FormulaTerm, TensorSpec, loss_launches
+def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: bool, partial: bool = False) -> Any:
+    from polydice.kernels.fused import TensorSpec, loss_launches
 
     terms = [(factor, term.fused_form(), term.want) for factor, term in loss.terms]
     formula = Formula(
@@ -62,7 +64,7 @@ def launches(loss: Loss | LossSum, classes: int, dtype: torch.dtype, labels: boo
     target = TensorSpec((2, 6, 10), (60, 10, 1), torch.int64, host) if labels else logits._replace(dtype=torch.uint8)
     want = {"target" if labels and name == "target_sq" else name for *_, wanted in terms for name in wanted}
     options = Options(loss.terms[0][1].activation, None, tuple(name for name in SUMS if name in want))
-    found = loss_launches(formula, options, labels, logits, target, None)
+    found = loss_launches(formula, options, labels, logits, target, None, partial)
     assert found is not None
     return found
 
@@ -106,6 +108,17 @@ def test_pass(classes: int, activation: str, labels: bool) -> None:
     backward = compiled(over_pixels.backward, torch.float32, torch.float32, dtype, target, dtype, dtype)
     assert forward.asm["cubin"]
     assert backward.asm["cubin"]
+    assert "annotated" not in forward.asm["ttir"] + backward.asm["ttir"]  # it costs nothing where it is not given
+
+
+@pytest.mark.parametrize(("classes", "activation", "labels"), [(9, "softmax", True), (40, "softmax", False)])
+def test_launches_of_classes_that_are_not_annotated(classes: int, activation: str, labels: bool) -> None:
+    loss = DiceLoss(activation=activation) + CrossEntropyLoss(activation=activation)
+    found = launches(loss, classes, torch.float32, labels, partial=True)
+    real, given, target = torch.float32, torch.uint8, torch.int64 if labels else torch.uint8
+    assert compiled(found.over_pixels.forward, real, target, real, real, given).asm["cubin"]
+    assert compiled(found.over_pixels.backward, *[real] * 3, target, real, real, given).asm["cubin"]
+    assert compiled(found.ending.tail, real, torch.float64, torch.float64, real, given).asm["cubin"]
 
 
 @pytest.mark.parametrize(("classes", "activation"), [(3, "softmax"), (118, "softmax"), (3, "sigmoid")])

@@ -65,16 +65,18 @@ def example(shape: tuple[int, ...], target: str, activation: str, dtype: torch.d
     return logits.to(dtype), labels.to(getattr(torch, target))
 
 
-def assert_pass_agrees(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> None:
+def assert_pass_agrees(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> None:
     from polydice.kernels import fused
 
     tolerance = TOLERANCE[logits.dtype]
-    expected = eager.forward(logits.double(), target, mask, options)
-    assert relative(fused.forward(logits, target, mask, options), expected) < 1e-5
+    expected = eager.forward(logits.double(), target, mask, options, annotated)
+    assert relative(fused.forward(logits, target, mask, options, annotated), expected) < 1e-5
     grad = torch.randn_like(expected)
-    gradient = fused.backward(grad, logits, target, mask, options)
+    gradient = fused.backward(grad, logits, target, mask, options, annotated)
     assert gradient.stride() == torch.empty_like(logits).stride()
-    assert relative(gradient, eager.backward(grad, logits.double(), target, mask, options)) < tolerance
+    assert relative(gradient, eager.backward(grad, logits.double(), target, mask, options, annotated)) < tolerance
 
 
 def every_sum(activation: str) -> tuple[str, ...]:
@@ -619,20 +621,141 @@ def test_the_sums_and_gradients_of_the_reference(activation: str, target: str) -
     assert relative(*gradients) < 1e-5
 
 
+# Classes that are not annotated
+
+
+def partly_annotated(classes: int, activation: str, target: Tensor | None = None) -> Tensor:
+    """Of three images: some classes, none, all. Labels of others become 0, as they must."""
+    annotated = torch.rand(3, classes, device=DEVICE) > 0.5
+    annotated[:, 0] |= activation == "softmax" or (target is not None and target.ndim == 2)
+    annotated[1], annotated[2] = False, True
+    if target is not None and target.ndim == 2:
+        target[0] = torch.where(annotated[0][target[0].long()], target[0], 0)
+    return annotated
+
+
+ON_REQUEST = ("prediction", "focal", "uniform")
+
+
+# Gaps beyond which a power, or its logarithm, is lost; classes that are rows, and groups of rows.
+@pytest.mark.parametrize(
+    ("activation", "classes", "target", "pixels", "size", "want"),
+    [
+        ("softmax", 3, "uint8", "none", 1.0, every_sum("softmax")),
+        ("softmax", 3, "uint8", "ignored", 60.0, every_sum("softmax")),
+        ("softmax", 5, "soft", "weighed", 1.0, ON_REQUEST),
+        ("softmax", 33, "uint8", "ignored", 60.0, every_sum("softmax")),
+        ("softmax", 33, "uint8", "weighed", 2000.0, ON_REQUEST),
+        ("softmax", 33, "soft", "none", 60.0, every_sum("softmax")),
+        ("softmax", 33, "uint8", "none", 60.0, ("error_sq",)),
+        ("sigmoid", 3, "uint8", "weighed", 1.0, (*every_sum("sigmoid"), "focal")),
+        ("sigmoid", 33, "soft", "none", 1.0, every_sum("sigmoid")),
+        ("none", 3, "bool", "none", 1.0, every_sum("none")),
+    ],
+)
+def test_classes_that_are_not_annotated(
+    activation: str, classes: int, target: str, pixels: str, size: float, want: tuple[str, ...]
+) -> None:
+    """All sums, and those on request; an image in which nothing is annotated is not read."""
+    logits, given = example((3, classes, 41), target, activation, torch.float32)
+    logits, given = logits * size, given.softmax(1) if target == "soft" else given
+    annotated = partly_annotated(classes, activation, given)
+    mask = torch.rand(3, 41, device=DEVICE) * (torch.rand(3, 41, device=DEVICE) > 0.3) if pixels == "weighed" else None
+    if pixels == "ignored":
+        given[:, ::7] = 99
+    logits[1, 0, 3] = torch.nan
+    options = Options(activation, 99 if pixels == "ignored" else None, want, 1.5)
+    assert_pass_agrees(logits, given, mask, options, annotated)
+
+
+@pytest.mark.parametrize(
+    ("index", "options"),
+    [(2, {}), (11, {}), (12, {}), (2, {"batch": True}), (11, {"batch": True, "reduction": "sum"}), (7, {}), (10, {}),
+     (11, {"include_background": False, "weight": [0.1, 0.2, 0.3, 0.4, 0.5]}), (11, {"absent": "skip"}),
+     (11, {"activation": "sigmoid"}), (8, {"batch": True})],
+    ids=str,
+)  # fmt: skip
+def test_losses_of_classes_that_are_not_annotated(index: int, options: dict[str, object]) -> None:
+    loss = losses(ignore_index=99, **options)[index].to(DEVICE)
+    logits = torch.randn(3, 5, 35, device=DEVICE, requires_grad=True)
+    exact = logits.detach().double().requires_grad_()
+    target = torch.randint(0, 5, (3, 35), device=DEVICE)
+    annotated = partly_annotated(5, "softmax", target)
+    target[:, 0] = 99
+    found, expected = loss(logits, target, annotated=annotated), plain(loss)(exact, target, annotated=annotated)
+    assert relative(found, expected) < 1e-6
+    found.backward()
+    expected.backward()
+    assert relative(logits.grad, exact.grad) < 1e-5
+    assert not logits.grad[1].any()
+
+
+def test_a_merged_background_that_is_certain_or_ruled_out() -> None:
+    """Every gap between it and the rest, with −∞ in some of it, and in all."""
+    gaps = [-1e4, -200.0, -88.0, -64.0, -63.0, -20.0, 0.0, 16.0, 17.0, 88.0, 200.0, 1e4, -torch.inf]
+    gap = torch.tensor(gaps, device=DEVICE)
+    logits = torch.stack([gap - 1, torch.zeros_like(gap), gap, torch.full_like(gap, -torch.inf)], 1).unsqueeze(2)
+    annotated = torch.tensor([[True, True, False, False]], device=DEVICE).expand(len(gaps), 4)
+    target = torch.zeros(len(gaps), 1, dtype=torch.long, device=DEVICE)
+    for want in (["cross_entropy"], ["focal", "uniform"]):
+        found = []
+        for x, impl in ((logits.clone(), "fused"), (logits.double(), "eager")):
+            sums = pixel_sums(x.requires_grad_(), target, annotated=annotated, want=want, gamma=0.5, impl=impl)
+            values = torch.stack([getattr(sums, name) for name in want]).double()
+            found.append((values, *torch.autograd.grad(values.sum(), x)))
+        for ours, exact in zip(*found, strict=True):  # to an ulp or two of a probability near 1
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2**-22)
+        assert found[0][0][0, -1, 0].isposinf()
+
+
+@pytest.mark.parametrize("want", [("target", "prediction"), ("prediction",)])
+def test_what_contradicts_the_annotation_poisons_its_image_alone(want: tuple[str, ...]) -> None:
+    logits, target = torch.randn(3, 4, 50, device=DEVICE), torch.zeros(3, 50, dtype=torch.long, device=DEVICE)
+    annotated = torch.tensor([[True, True, False, True], [True, True, True, True], [False] * 4], device=DEVICE)
+    sums = {name: pixel_sums(logits, target, annotated=annotated, want=want, impl="fused") for name in ("fine",)}
+    target[:, 7] = 2  # in the first image not annotated, in the last nothing is
+    sums["stray"] = pixel_sums(logits, target, annotated=annotated, want=want, impl="fused")
+    keep = torch.arange(50, device=DEVICE).ne(7).expand(3, 50)
+    sums["hidden"] = pixel_sums(logits, target, mask=keep, annotated=annotated, want=want, impl="fused")
+    headless = annotated.clone()
+    headless[1, 0] = False
+    sums["headless"] = pixel_sums(logits, target, mask=keep, annotated=headless, want=want, impl="fused")
+    wrong = {name: found.prediction.isnan().any(1).tolist() for name, found in sums.items()}
+    assert wrong == {
+        "fine": [False] * 3, "stray": [True, False, False], "hidden": [False] * 3, "headless": [False, True, False]
+    }  # fmt: skip
+    assert not sums["stray"].prediction[2].any()
+
+
+def test_an_annotation_outlives_its_call() -> None:
+    """Of saved tensors that come back as copies, and laid out in another way."""
+    logits = torch.randn(2, 4, 6, 7, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
+    target = torch.randint(0, 2, (2, 6, 7), device=DEVICE)
+    annotated = torch.tensor([[True, True], [True, True], [False, True], [True, False]], device=DEVICE).T
+    loss = PolyDice1Loss(0.5) + CrossEntropyLoss()
+    (expected,) = torch.autograd.grad(loss(logits, target, annotated=annotated.contiguous()), logits)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t, lambda t: t.clone(memory_format=torch.contiguous_format)
+    ):
+        value = loss(logits, target, annotated=annotated)
+    (found,) = torch.autograd.grad(value, logits)
+    assert relative(found, expected) < 1e-6
+
+
 # The head
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "partial"),
     [
-        PolyDice1Loss(0.2),
-        DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1),
-        FocalLoss(1.5) + CrossEntropyLoss(label_smoothing=0.1),
+        (PolyDice1Loss(0.2), False),
+        (DiceLoss(ignore_index=1) + CrossEntropyLoss(ignore_index=1), True),
+        (FocalLoss(1.5) + CrossEntropyLoss(label_smoothing=0.1), False),
     ],
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_slabs_of_a_head_go_through_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum
+    monkeypatch: pytest.MonkeyPatch, layout: torch.memory_format, loss: Loss | LossSum, partial: bool
 ) -> None:
     """Those of a head that is too large for one kernel, against the logits in float64."""
     from polydice.kernels import head_tiles
@@ -644,8 +767,11 @@ def test_the_slabs_of_a_head_go_through_the_kernels(
     conv = nn.Conv2d(7, 5, 1).to(DEVICE)
     x = torch.randn(2, 7, 30, 31, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
     labels = torch.randint(5, (2, 30, 31), device=DEVICE)
+    annotated = torch.tensor([[True] * 5, [True, True, False, True, False]], device=DEVICE) if partial else None
+    labels = 3 * (labels % 2) if partial else labels
     in_pass, exact = HeadLoss(loss, conv), copy.deepcopy(conv).double()
-    value, expected = in_pass(x, labels), loss(exact(x.double()), labels)
+    value = in_pass(x, labels, annotated=annotated)
+    expected = loss(exact(x.double()), labels, annotated=annotated)
     gradients = torch.autograd.grad(value, [x, *conv.parameters()])
     expected_gradients = torch.autograd.grad(expected, [x, *exact.parameters()])
     for found, other in zip((value, *gradients), (expected, *expected_gradients), strict=True):

@@ -15,7 +15,8 @@ from polydice.base import Loss, LossSum
 
 class MonaiLoss(nn.Module):
     """A loss of ours that takes what MONAI's pipelines make: labels `[B, 1, *spatial]` of any type, or masks of the
-    input's shape; a mask `[B, 1, *spatial]` or `[1, 1, *spatial]`; each a tensor or a `MetaTensor`.
+    input's shape; a mask `[B, 1, *spatial]` or `[1, 1, *spatial]`; each a tensor or a `MetaTensor`. `annotated` is that
+    of our losses: MONAI has no such argument.
 
     >>> loss = MonaiLoss(polydice.PolyDice1Loss(epsilon=0.2) + polydice.CrossEntropyLoss())
     >>> logits, label = torch.randn(2, 3, 8, 8), MetaTensor(torch.randint(3, (2, 1, 8, 8)).float())
@@ -27,14 +28,16 @@ class MonaiLoss(nn.Module):
         super().__init__()
         self.loss = loss
 
-    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
         input, target = _plain(input), _plain(target)
         if input.ndim == target.ndim and target.shape[1] == 1 < input.shape[1]:
             target = target.long()
         if mask is not None:
             mask = _plain(mask).expand(len(input), *mask.shape[1:])
             mask = mask if mask.is_floating_point() else mask.bool()
-        value: Tensor = self.loss(input, target, mask)
+        value: Tensor = self.loss(input, target, mask, annotated)
         return value
 
 
@@ -199,8 +202,10 @@ class _PerClassLoss(MonaiLoss):
         self.batch = loss.batch
         self.trailing = trailing
 
-    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        losses = super().forward(input, target, mask)[:, self.first :]
+    def forward(
+        self, input: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        losses = super().forward(input, target, mask, annotated)[:, self.first :]
         losses = losses[0] if self.batch else losses
         return losses.reshape(*losses.shape, *[1] * (input.ndim - 2)) if self.trailing else losses
 
@@ -215,7 +220,14 @@ class _FocalLoss(MonaiLoss):
         self.factor, self.alpha, self.reduction, self.ignored = factor, alpha, reduction, ours.ignore_index
         self.first = 0 if ours.include_background else 1
 
-    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
+        if annotated is not None:
+            raise ValueError(
+                "the mean of MONAI's FocalLoss is over all channels, annotated or not: "
+                "MonaiLoss(polydice.FocalLoss(...)) has one over what is annotated"
+            )
         target = target if self.ignored is None else target.long()  # of a single channel too
         losses = super().forward(input, target, mask)
         if self.alpha is not None:
@@ -236,14 +248,16 @@ class _FocalLoss(MonaiLoss):
 class _OneChannelLoss(MonaiLoss):
     """Sigmoid Dice and binary cross-entropy: of more channels than one MONAI takes the cross-entropy of a softmax."""
 
-    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
+    ) -> Tensor:
         if input.shape[1] != 1:
             raise ValueError(
                 f"MONAI's DiceCELoss(sigmoid=True) of {input.shape[1]} channels adds the cross-entropy of a softmax to "
                 "the Dice of a sigmoid, which has no equal in polydice: use softmax=True for classes that exclude each "
                 "other, MonaiLoss(DiceLoss(activation='sigmoid') + CrossEntropyLoss(activation='sigmoid')) for others"
             )
-        return super().forward(input, target, mask)
+        return super().forward(input, target, mask, annotated)
 
 
 def _plain(tensor: Tensor) -> Tensor:

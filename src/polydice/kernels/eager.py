@@ -53,7 +53,7 @@ def forward(
         _refuse_bad_values(block, options.activation, part)
         runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         part += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
-        if is_integer(target):
+        if is_integer(target) and (target.ndim == 2 or annotated is None):
             _refuse_bad_labels(block, most, part)
         if block.annotated is not None and target.ndim == 2:
             refuse_strays(block.target, block.annotated, block.weight, part)
@@ -105,8 +105,9 @@ def _refuse_bad_labels(block: Block, limit: int, sums: Tensor) -> None:
 
 def _refuse_bad_values(block: Block, activation: str, sums: Tensor) -> None:
     """What is no probability though it should be, and weights below 0: as bad labels. NaN is seen in the loss."""
-    if block.target.is_floating_point():
-        _refuse_beyond(block.y, *PROBABLE, sums, "masks must lie in [0, 1]", "0/255 is divided by 255 first")
+    if block.target.is_floating_point() or (block.annotated is not None and block.target.ndim == 3):
+        advice = "0/255 is divided by 255 first" + ("" if block.annotated is None else ", merged ones must not overlap")
+        _refuse_beyond(block.y, *PROBABLE, sums, "masks must lie in [0, 1]", advice)
     if activation == "none":
         advice = "for logits there are 'softmax' and 'sigmoid'"
         _refuse_beyond(block.p, *PROBABLE, sums, "activation='none' takes probabilities, in [0, 1]", advice)

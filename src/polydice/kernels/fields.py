@@ -49,3 +49,22 @@ class Form(NamedTuple):
     numbers: tuple[float, ...]  # four, in the order in which the formula reads them
     coefficients: tuple[float, ...] = ()  # of a polynomial
     added: str = ""  # a buffer of the loss, one number or one per class: what is added to the first coefficient
+
+
+class FormulaTerm(NamedTuple):
+    """One loss of a weighted sum."""
+
+    form: Form
+    factor: float
+    background: bool
+    skip_absent: bool
+
+
+class Formula(NamedTuple):
+    """What the tail makes of the sums: a weighted sum of losses."""
+
+    terms: tuple[FormulaTerm, ...]
+    mean: bool  # over images and classes, else their sum
+    over_batch: bool
+    weighted: bool  # whether there are weights of classes
+    each_added: bool = False  # whether what is added to coefficients is one number per class

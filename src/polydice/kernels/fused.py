@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from polydice.kernels.eager import flatten, sum_dtype
-from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Form, Options
+from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Formula, Options
 from polydice.kernels.launch import Launch, current_stream
 from polydice.kernels.tail import gather, tail
 from polydice.kernels.tiles import fitting, resident, tile
@@ -25,25 +25,6 @@ MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 MOST_PARTIALS = 1 << 14  # that it adds up by itself
 GATHERED = 8192  # of them at a time
 SERIES_TERMS = 16  # of the squared angle, by halves: the rest is below 2^-44 of it
-
-
-class FormulaTerm(NamedTuple):
-    """One loss of a weighted sum."""
-
-    form: Form
-    factor: float
-    background: bool
-    skip_absent: bool
-
-
-class Formula(NamedTuple):
-    """What the tail makes of the sums: a weighted sum of losses."""
-
-    terms: tuple[FormulaTerm, ...]
-    mean: bool  # over images and classes, else their sum
-    over_batch: bool
-    weighted: bool  # whether there are weights of classes
-    each_added: bool = False  # whether what is added to coefficients is one number per class
 
 
 class PixelLaunches(NamedTuple):
@@ -60,7 +41,9 @@ class Ending(NamedTuple):
     gather: Launch | None
     tail: Launch
 
-    def __call__(self, stream: int, space: Tensor, weights: Tensor | None, added: Tensor | None) -> Tensor:
+    def __call__(
+        self, stream: int, space: Tensor, weights: Tensor | None, added: Tensor | None, *annotated: Tensor
+    ) -> Tensor:
         device = space.device
         if weights is not None and (weights.device != device or weights.dtype != torch.float64):
             raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
@@ -68,7 +51,8 @@ class Ending(NamedTuple):
         if self.gather is not None:
             self.gather(stream, space)
         nothing = space
-        self.tail(stream, space, nothing if weights is None else weights, nothing if added is None else added, loss)
+        numbers = nothing if weights is None else weights, nothing if added is None else added
+        self.tail(stream, space, *numbers, loss, *annotated)
         return loss
 
 
@@ -82,40 +66,52 @@ class LossLaunches(NamedTuple):
     labels: bool
 
     def __call__(
-        self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None
-    ) -> Tensor:
-        loss: Tensor = FusedLoss.apply(logits, target, mask, weights, added, self)  # type: ignore[no-untyped-call]
+        self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
+        annotated: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        inputs = logits, target, mask, weights, added, annotated if annotated is None else annotated.contiguous()
+        loss: Tensor = FusedLoss.apply(*inputs, self)  # type: ignore[no-untyped-call]
         return loss
 
 
-def forward(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+def forward(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
     """As `eager.forward`, for CUDA tensors."""
     batch, classes, _ = logits.shape
     fields = len(options.want)
     if logits.numel() == 0:
         return torch.zeros(fields, batch, classes, dtype=sum_dtype(logits.device), device=logits.device)
-    launches = _plain_pass(logits, target, mask, options)
+    launches = _plain_pass(logits, target, mask, options, annotated is not None)
     partials = torch.empty((launches.programs, fields, batch, classes), dtype=torch.float32, device=logits.device)
     with current_stream(logits.device) as stream:
-        launches.forward(stream, logits, target, logits if mask is None else mask, partials)
+        launches.forward(stream, logits, target, logits if mask is None else mask, partials, *_given(annotated))
     return partials.sum(0, dtype=sum_dtype(logits.device))
 
 
-def backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+def backward(
+    grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, annotated: Tensor | None = None
+) -> Tensor:
     """As `eager.backward`, for CUDA tensors."""
     result = torch.empty_like(logits)
     if logits.numel() == 0:
         return result
-    launches = _plain_pass(logits, target, mask, options)
-    grad = grad.contiguous()
+    launches = _plain_pass(logits, target, mask, options, annotated is not None)
+    grad, mask = grad.contiguous(), logits if mask is None else mask
     with current_stream(logits.device) as stream:
-        launches.backward(stream, grad, grad, logits, target, logits if mask is None else mask, result)
+        launches.backward(stream, grad, grad, logits, target, mask, result, *_given(annotated))
     return result
 
 
-def _plain_pass(logits: Tensor, target: Tensor, mask: Tensor | None, options: Options) -> PixelLaunches:
+def _plain_pass(
+    logits: Tensor, target: Tensor, mask: Tensor | None, options: Options, partial: bool
+) -> PixelLaunches:  # fmt: skip
     result = spec(torch.empty_like(logits, device="meta"))
-    return _pass(spec(logits), spec(target), None if mask is None else spec(mask), result, options)
+    return _pass(spec(logits), spec(target), None if mask is None else spec(mask), result, options, partial)
+
+
+def _given(annotated: Tensor | None) -> tuple[Tensor, ...]:
+    return () if annotated is None else (annotated.contiguous(),)
 
 
 class FusedLoss(torch.autograd.Function):
@@ -124,28 +120,29 @@ class FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
-        launches: LossLaunches,
+        annotated: Tensor | None, launches: LossLaunches,
     ) -> Tensor:  # fmt: skip
+        given = () if annotated is None else (annotated,)
         space = torch.empty(launches.space, dtype=torch.float32, device=logits.device)
         with current_stream(logits.device) as stream:
-            launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space)
-            loss = launches.ending(stream, space, weights, added)
+            launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space, *given)
+            loss = launches.ending(stream, space, weights, added, *given)
         ctx.launches, ctx.memory = launches, _memory(logits, target, mask)
-        ctx.save_for_backward(logits, target, mask, space)
+        ctx.save_for_backward(logits, target, mask, annotated, space)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        logits, target, mask, space = ctx.saved_tensors
-        others = (None,) * 5
+        logits, target, mask, annotated, space = ctx.saved_tensors
+        others = (None,) * 6
         if ctx.memory != _memory(logits, target, mask):
-            return _backward_of_copies(ctx.launches, grad, logits, target, mask, space), *others
+            return _backward_of_copies(ctx.launches, grad, logits, target, mask, annotated, space), *others
         result = torch.empty_like(logits)
-        over_pixels = ctx.launches.over_pixels
+        mask, given = logits if mask is None else mask, () if annotated is None else (annotated,)
         with current_stream(logits.device) as stream:
-            over_pixels.backward(stream, space, grad, logits, target, logits if mask is None else mask, result)
+            ctx.launches.over_pixels.backward(stream, space, grad, logits, target, mask, result, *given)
         return result, *others
 
 
@@ -154,16 +151,17 @@ def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, .
 
 
 def _backward_of_copies(
-    launches: LossLaunches, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None, space: Tensor
-) -> Tensor:
+    launches: LossLaunches, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None,
+    annotated: Tensor | None, space: Tensor,
+) -> Tensor:  # fmt: skip
     """For saved tensors that came back as copies, from the host's memory for one: their strides may be others."""
-    devices = [tensor.device for tensor in (grad, logits, target, mask, space) if tensor is not None]
+    devices = [tensor.device for tensor in (grad, logits, target, mask, annotated, space) if tensor is not None]
     if len(set(devices)) > 1:
         raise RuntimeError(f"logits, target or mask changed their device between forward and backward: {devices}")
     batch, classes = logits.shape[:2]
     slopes = space[: len(launches.options.want) * batch * classes].view(-1, batch, classes)
     flat = flatten(logits, target, mask, launches.labels)
-    return backward(grad * slopes, *flat, launches.options).view_as(logits)
+    return backward(grad * slopes, *flat, launches.options, annotated).view_as(logits)
 
 
 class TensorSpec(NamedTuple):
@@ -188,9 +186,11 @@ def spec(tensor: Tensor) -> TensorSpec:
 
 
 def loss_launches(
-    formula: Formula, options: Options, labels: bool, logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None
-) -> LossLaunches | None:
-    """None where the tensors cannot be addressed as `[B, C, N]` and `[B, N]` as they lie, or have too many classes."""
+    formula: Formula, options: Options, labels: bool, logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None,
+    partial: bool = False,
+) -> LossLaunches | None:  # fmt: skip
+    """None where the tensors cannot be addressed as `[B, C, N]` and `[B, N]` as they lie, or have too many classes.
+    `partial`: whether calls say what is annotated."""
     batch, classes, *spatial = logits.shape
     count = math.prod(spatial)
     result = spec(torch.empty_like(torch.empty_strided(*logits[:2], dtype=logits.dtype, device="meta")))
@@ -203,8 +203,8 @@ def loss_launches(
     if batch * classes > MOST_ELEMENTS or None in (flat[0], flat[1], flat[3]) or (mask and not flat[2]):
         return None
     room = room_of(options, batch, classes)
-    over_pixels = _pass(*flat, options, 3 * room, lumps(formula, options, labels), scaled=True)
-    ending, space = end(formula, options, labels, batch, classes, over_pixels.programs, logits.device)
+    over_pixels = _pass(*flat, options, partial, 3 * room, lumps(formula, options, labels), scaled=True)
+    ending, space = end(formula, options, labels, batch, classes, over_pixels.programs, logits.device, partial)
     return LossLaunches(over_pixels, ending, space, options, labels)
 
 
@@ -221,35 +221,37 @@ def room_of(options: Options, batch: int, classes: int) -> int:
 
 
 def end(
-    formula: Formula, options: Options, labels: bool, batch: int, classes: int, programs: int, device: torch.device
-) -> tuple[Ending, int]:
+    formula: Formula, options: Options, labels: bool, batch: int, classes: int, programs: int, device: torch.device,
+    partial: bool = False,
+) -> tuple[Ending, int]:  # fmt: skip
     """What follows a pass of so many programs for each image, and the numbers in the space of all."""
     slopes, room = len(options.want) * batch * classes, room_of(options, batch, classes)
     many = slopes * programs > MOST_PARTIALS
     gathering = _gather(room, slopes, programs, device) if many else None
-    ending = _tail(formula, options, labels, room, batch, classes, 0 if many else programs, device)
+    ending = _tail(formula, options, labels, partial, room, batch, classes, 0 if many else programs, device)
     return Ending(gathering, ending), 3 * room + slopes * programs
 
 
 @lru_cache(maxsize=1024)
 def _pass(
     logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None, result: TensorSpec, options: Options,
-    offset: int = 0, lump: bool = False, scaled: bool = False,
+    partial: bool, offset: int = 0, lump: bool = False, scaled: bool = False,
 ) -> PixelLaunches:  # fmt: skip
     launches = [
-        _launch(logits, target, mask, result, options, offset, lump, scaled, backward) for backward in (False, True)
+        _launch(logits, target, mask, result, options, partial, offset, lump, scaled, backward)
+        for backward in (False, True)
     ]
     return PixelLaunches(launches[0].grid[0] // logits.shape[0], *launches)
 
 
 def _launch(
     logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None, result: TensorSpec, options: Options,
-    offset: int, lump: bool, scaled: bool, backward: bool,
+    partial: bool, offset: int, lump: bool, scaled: bool, backward: bool,
 ) -> Launch:  # fmt: skip
     batch, classes, count = logits.shape
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
-    half, channels_last, entropy = logits.dtype.itemsize == 2, logits.strides[1] == 1, "cross_entropy" in options.want
+    half, channels_last = logits.dtype.itemsize == 2, logits.strides[1] == 1
     logarithms = not set(FROM_LOGITS).isdisjoint(options.want)
     shape = tile(classes, count, half, channels_last, logarithms, backward)
     block = fitting(shape, bytes_each, logits.device)
@@ -275,19 +277,23 @@ def _launch(
         "VECTOR": block.vector,
         "STAGES": block.stages,
         "ON_REQUEST": not set(ON_REQUEST).isdisjoint(options.want),
+        "ENTROPY": "cross_entropy" in options.want,
+        "PARTIAL": partial,
     }
+    registers = {"num_warps": block.warps, "maxnreg": block.registers}
     if backward:
-        wanted = {"OFFSET": "prediction" in options.want, "ENTROPY": entropy}
-        return Launch(
-            pass_backward, batch * programs, (*numbers, *result.strides, options.gamma),
-            constants | wanted | {"HAS_SCALE": scaled}, logits.device,
-            num_warps=block.warps, maxnreg=block.registers,
-        )  # fmt: skip
+        wanted = {"OFFSET": "prediction" in options.want, "HAS_SCALE": scaled}
+        numbers = (*_absent(partial), *numbers, *result.strides, options.gamma)
+        return Launch(pass_backward, batch * programs, numbers, constants | wanted, logits.device, **registers)
     levels = (len(options.want) * block.groups - 1).bit_length()
-    return Launch(
-        pass_forward, batch * programs, (offset, *numbers, options.gamma), constants | {"LEVELS": levels},
-        logits.device, num_warps=block.warps, maxnreg=block.registers,
-    )  # fmt: skip
+    constants |= {"TALLY": not channel and "target" in options.want, "LEVELS": levels}
+    numbers = (*_absent(partial), offset, *numbers, options.gamma)
+    return Launch(pass_forward, batch * programs, numbers, constants, logits.device, **registers)
+
+
+def _absent(partial: bool) -> tuple[None, ...]:
+    """`annotated`, the last of a kernel's tensors, where it is no tensor."""
+    return () if partial else (None,)
 
 
 def _gather(room: int, sums: int, programs: int, device: torch.device) -> Launch:
@@ -296,8 +302,8 @@ def _gather(room: int, sums: int, programs: int, device: torch.device) -> Launch
 
 
 def _tail(
-    formula: Formula, options: Options, labels: bool, room: int, batch: int, classes: int, programs: int,
-    device: torch.device,
+    formula: Formula, options: Options, labels: bool, partial: bool, room: int, batch: int, classes: int,
+    programs: int, device: torch.device,
 ) -> Launch:  # fmt: skip
     terms, forms = formula.terms, [term.form for term in formula.terms]
     rows_added = list(accumulate(bool(form.added) for form in forms))
@@ -319,6 +325,7 @@ def _tail(
         "WEIGHTS": formula.weighted,
         "OVER_BATCH": formula.over_batch,
         **_places(options.want),
+        "PARTIAL": partial,
         "SERIES": SERIES_TERMS,
         "FIELDS": len(options.want),
         "BLOCK_P": max(4, min(triton.next_power_of_2(programs), GATHERED // cells)) if programs else 0,
@@ -326,7 +333,8 @@ def _tail(
         "BLOCK_B": rows,
         "BLOCK_C": columns,
     }
-    return Launch(tail, 1, (room, batch, classes, programs), constants, device, num_warps=8)
+    numbers = (*_absent(partial), room, batch, classes, programs)
+    return Launch(tail, 1, numbers, constants, device, num_warps=8)
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:

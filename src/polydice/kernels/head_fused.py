@@ -12,16 +12,8 @@ import triton
 from torch import Tensor
 
 from polydice.kernels.eager import sum_dtype
-from polydice.kernels.fields import ACTIVATIONS, ON_REQUEST, SUMS, Options
-from polydice.kernels.fused import (
-    MOST_ELEMENTS,
-    Ending,
-    Formula,
-    end,
-    lumps,
-    room_of,
-    spec,
-)
+from polydice.kernels.fields import ACTIVATIONS, ON_REQUEST, SUMS, Formula, Options
+from polydice.kernels.fused import MOST_ELEMENTS, Ending, end, lumps, room_of, spec
 from polydice.kernels.head_pass import head_backward, head_forward
 from polydice.kernels.head_tiles import HeadTile, head_programs, head_tile
 from polydice.kernels.launch import Launch, current_stream

@@ -25,6 +25,7 @@ from polydice.kernels.pixels import (
     SOFTMAX,
     TARGET,
     TARGET_SQ,
+    add_pair,
     begin,
     counted,
     first_pixel,
@@ -33,7 +34,7 @@ from polydice.kernels.pixels import (
     probability,
 )
 from polydice.kernels.slopes import gradient_of, slope_of, slopes_of
-from polydice.kernels.triton import add_pair, summand
+from polydice.kernels.triton import summand
 
 
 @triton.jit
@@ -163,7 +164,7 @@ def head_forward(
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
-        ps, top, total, _ = probability((x,), classes, valid, ACTIVATION, True, -0.0)
+        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, True, -0.0)
         p = ps[0]
         faults += bad
         others = top
@@ -227,7 +228,7 @@ def head_backward(
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
-        ps, top, total, _ = probability((x,), classes, valid, ACTIVATION, True, -0.0)
+        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, True, -0.0)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = slope_of(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
@@ -238,8 +239,8 @@ def head_backward(
             else:
                 own -= slope_of(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
         gs = gradient_of(
-            (x,), (y,), ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, once, ACTIVATION,
-            LABELS, LUMP, True, WIDE, ON_REQUEST, OFFSET, ENTROPY,
+            (x,), (y,), ps, top, total, total, label, valid, own, gamma, classes, slopes, of_any_class, once,
+            ACTIVATION, LABELS, LUMP, True, WIDE, ON_REQUEST, OFFSET, ENTROPY,
         )  # fmt: skip
         g = gs[0]
         if HAS_MASK:

@@ -14,7 +14,7 @@ LAUNCHES_AHEAD = (9, 0)  # the oldest device that starts a kernel before the one
 class Launch:
     """A kernel with all of its arguments but the tensors, which come first."""
 
-    def __init__(self, kernel: Any, programs: int, numbers: Sequence[float], constants: dict[str, Any],
+    def __init__(self, kernel: Any, programs: int, numbers: Sequence[float | None], constants: dict[str, Any],
                  device: torch.device, **options: int | None) -> None:  # fmt: skip
         ahead = device.type == "cuda" and torch.cuda.get_device_capability(device) >= LAUNCHES_AHEAD
         constants = constants | {"AHEAD": ahead}

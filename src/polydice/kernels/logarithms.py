@@ -91,13 +91,14 @@ def _focal_pull(x, y, p, top, total, others, gamma, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def with_requests(
-    gs, xs, ys, ps, top, total, others, gamma, valid, of_focal, of_uniform, of_all, ACTIVATION: tl.constexpr
+    gs, xs, ys, ps, top, first, total, others, gamma, valid, of_focal, of_uniform, of_all, ACTIVATION: tl.constexpr
 ):
-    """The gradient of the logits with that of the focal and the uniform sum."""
+    """The gradient of the logits with that of the focal and the uniform sum. `first`: the total of the first group."""
     pulls = ()
     whole = tl.zeros_like(ps[0])
     for group in tl.static_range(len(gs)):
-        pull = _focal_pull(xs[group], ys[group], ps[group], top, total, others, gamma, ACTIVATION)
+        here = first if group == 0 else total
+        pull = _focal_pull(xs[group], ys[group], ps[group], top, here, others, gamma, ACTIVATION)
         pull = tl.where(valid, of_focal[group] * pull, 0.0)
         whole += pull
         pulls = pulls + (pull,)

@@ -40,21 +40,19 @@ def _backward(grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None,
 
 def forward(fused: bool, *inputs: Any) -> Tensor:
     """`eager.forward`, or the fused one of the same inputs."""
-    *known, annotated = inputs
-    if not fused or annotated is not None:  # of which the fused kernels do not know
+    if not fused:
         return eager.forward(*inputs)
     from polydice.kernels import fused as kernels
 
-    return kernels.forward(*known)
+    return kernels.forward(*inputs)
 
 
 def backward(fused: bool, *inputs: Any) -> Tensor:
-    *known, annotated = inputs
-    if not fused or annotated is not None:
+    if not fused:
         return eager.backward(*inputs)
     from polydice.kernels import fused as kernels
 
-    return kernels.backward(*known)
+    return kernels.backward(*inputs)
 
 
 def _fake_forward(logits: Tensor, target: Tensor, mask: Tensor | None, activation: str, ignore_index: int | None,

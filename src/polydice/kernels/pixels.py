@@ -53,12 +53,13 @@ def load(
     logits, target, mask, image, start, classes, count, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+    PARTIAL: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """A tile's logits and targets (rows beyond the last class repeat it, and nothing comes of them), which pixels count
     and with what weight, the labels as channels (-1: of none), and how much is wrong with each pixel: a label that no
-    class has, a weight below 0, what is no probability."""
+    class has, a weight below 0, what is no probability. PARTIAL: some classes are not annotated, and `merging.py` looks
+    for what is no probability."""
     pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
     inside = inside_of(pixel, count - start, EVEN)
     label, valid, weight, bad = counted(
@@ -80,8 +81,9 @@ def load(
             y = (channel == label).to(tl.float32)
         else:
             y = tl.load(target + (row * target_c + (start + pixel) * target_n), mask=valid, other=0).to(tl.float32)
-            bad += improbable(y)
-        if ACTIVATION == NONE:
+            if not PARTIAL:
+                bad += improbable(y)
+        if ACTIVATION == NONE and not PARTIAL:
             bad += improbable(x)
         xs = xs + (x,)
         ys = ys + (y,)
@@ -155,15 +157,22 @@ def power(x, top):
 
 
 @triton.jit
+def add_pair(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def probability(
-    xs, classes, valid, ACTIVATION: tl.constexpr, FULL: tl.constexpr, NOTHING: tl.constexpr = 0.0
+    xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: tl.constexpr, FULL: tl.constexpr,
+    NOTHING: tl.constexpr = 0.0,
 ):  # fmt: skip
     """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
-    there, and what `power` is divided by, 0 there too. NOTHING: what the sum begins with (with -0.0, the compiler
-    need not add the first)."""
+    there, and what `power` is divided by, 0 there too. MERGED: last the probability of the rows that are members, taken
+    together, exact near 1. NOTHING: what the sum begins with (with -0.0, the compiler need not add the first)."""
     top = tl.zeros_like(valid.to(tl.float32))
     total = top + 1.0
     share = total
+    likely = total
     ps = ()
     if ACTIVATION == SOFTMAX:
         largest = xs[0]
@@ -171,6 +180,7 @@ def probability(
             largest = tl.maximum(largest, xs[group])
         top = tl.where(valid, tl.max(largest, 0, keep_dims=True), 0.0)
         totals = tl.full(xs[0].shape, NOTHING, tl.float32)
+        masses = tl.zeros_like(xs[0])
         powers = ()
         for group in tl.static_range(len(xs)):
             raised = power(xs[group], top)
@@ -179,9 +189,17 @@ def probability(
                 channel = group * raised.shape[0] + tl.arange(0, raised.shape[0])[:, None]
                 once = raised * (channel < classes).to(tl.float32)
             totals += once
+            if MERGED:
+                masses += raised * members[group]
             powers = powers + (raised,)
-        total = tl.sum(totals, 0, keep_dims=True)
+        if MERGED:
+            total, mass = tl.reduce((totals, masses), 0, add_pair, keep_dims=True)
+        else:
+            total = tl.sum(totals, 0, keep_dims=True)
         share = tl.where(valid, 1.0 / total, 0.0)
+        if MERGED:
+            likely = mass * share
+            likely = tl.where(likely > 0.5, 1.0 - (total - mass) * share, likely)
         total = tl.where(valid, total / power(top, top), 1.0)
         for group in tl.static_range(len(xs)):
             ps = ps + (powers[group] * share,)
@@ -190,4 +208,4 @@ def probability(
             ps = ps + (1.0 / (1.0 + tl.exp2(-xs[group] * LOG2_E)),)
     else:
         ps = xs
-    return ps, top, total, share
+    return ps, top, total, share, likely

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from polydice.kernels import op
 from polydice.kernels.eager import flatten
-from polydice.kernels.fields import SUMS, Form, Options, PixelSums
+from polydice.kernels.fields import SUMS, Form, Formula, FormulaTerm, Options, PixelSums
 from polydice.kernels.inputs import check_annotated, check_inputs
 
 if TYPE_CHECKING:
-    from polydice.kernels.fused import Formula, LossLaunches
+    from polydice.kernels.fused import LossLaunches
     from polydice.kernels.head_fused import HeadLaunches
 
 OLDEST_TRITON = (3, 6)
@@ -104,20 +104,22 @@ def plan_loss(
 ) -> Plan:  # fmt: skip
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors. With a head, the
     logits are nothing but their shape, type and device."""
-    if annotated is not None or not _are_plain(logits, target, mask) or not (head is None or _are_plain(*head)):
+    plain = _are_plain(logits, target, mask) and (annotated is None or type(annotated) in _PLAIN)
+    if not plain or not (head is None or (annotated is None and _are_plain(*head))):
         return plan_terms(terms, logits, target, mask, annotated)
     key = (
         logits.shape, logits.stride(), logits.dtype, logits.device,
         target.shape, target.stride(), target.dtype, target.device,
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
+        None if annotated is None else (annotated.shape, annotated.dtype, annotated.device),
         head and tuple([tensor is None or (tensor.shape, tensor.stride(), tensor.dtype) for tensor in head]),
         *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms],
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
-        plan = plan_terms(terms, logits, target, mask)
+        plan = plan_terms(terms, logits, target, mask, annotated)
         if head is None:
-            plan = plan._replace(launches=_launches(terms, plan, logits, target, mask))
+            plan = plan._replace(launches=_launches(terms, plan, logits, target, mask, annotated))
         else:
             plan = plan._replace(head_launches=_head_launches(terms, plan, logits, target, mask, head))
         if len(_PLANS) >= MOST_PLANS:
@@ -144,11 +146,9 @@ def plan_sums(
 ) -> Plan:
     """How to make the sums alone. Raises where they cannot be made of such tensors."""
     labels = check_inputs(logits, target, mask, options)
-    if annotated is None:
-        obstacle = fused_obstacle(logits)
-    else:
+    if annotated is not None:
         check_annotated(annotated, logits)
-        obstacle = "with annotated there is the plain pass only, impl='auto' or 'eager'"
+    obstacle = fused_obstacle(logits)
     if impl == "auto" and logits.is_cuda and not torch.compiler.is_compiling():
         warn_without_triton()
     if impl == "fused" and obstacle:
@@ -275,7 +275,9 @@ def _are_plain(logits: object, target: object, mask: object) -> bool:
     )
 
 
-def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None) -> "LossLaunches | None":
+def _launches(
+    terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None
+) -> "LossLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
     that the kernels cannot address as they lie, and more classes than their last step takes."""
     formula = _formula(terms, plan, logits)
@@ -284,7 +286,7 @@ def _launches(terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Te
     from polydice.kernels.fused import loss_launches, spec
 
     each = spec(logits), spec(target), mask if mask is None else spec(mask)
-    return loss_launches(formula, _distinct(plan.options, plan.labels), plan.labels, *each)
+    return loss_launches(formula, _distinct(plan.options, plan.labels), plan.labels, *each, annotated is not None)
 
 
 def _head_launches(
@@ -303,7 +305,7 @@ def _head_launches(
     return head_launches(formula, _distinct(plan.options, plan.labels), plan.labels, inputs)
 
 
-def _formula(terms: Terms, plan: Plan, logits: Tensor) -> "Formula | None":
+def _formula(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
     """What the fused kernels make of the sums; None where torch must make it."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
@@ -324,8 +326,6 @@ def _formula(terms: Terms, plan: Plan, logits: Tensor) -> "Formula | None":
         return None
     for _, loss in terms:
         loss.check_classes(logits)
-    from polydice.kernels.fused import Formula, FormulaTerm
-
     return Formula(
         tuple(
             FormulaTerm(form, factor, term.background, term.skip_absent)

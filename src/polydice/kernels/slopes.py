@@ -86,12 +86,12 @@ def slopes_of(
 
 @triton.jit
 def gradient_of(
-    xs, ys, ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, ONCE: tl.constexpr,
+    xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, ONCE: tl.constexpr,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, LUMP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     ON_REQUEST: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """A tile's gradient of the logits, before its pixels are weighed. ONCE: what only the truth's class adds is in
-    `own`, each pixel's."""
+    """A tile's gradient of the logits, before its pixels are weighed. `first_total` is the total of the first group.
+    ONCE: what only the truth's class adds is in `own`, each pixel's."""
     slope, overlap, offset, of_entropy, of_focal, of_uniform, of_all = slopes
     inners = tl.zeros_like(ps[0])
     hs = ()
@@ -120,7 +120,7 @@ def gradient_of(
         gs = gs + (h,)
     if ON_REQUEST:
         gs = with_requests(
-            gs, xs, ys, ps, top, total, others_of(ps, classes, FULL), gamma, valid, of_focal, of_uniform, of_all,
-            ACTIVATION,
+            gs, xs, ys, ps, top, first_total, total, others_of(ps, classes, FULL), gamma, valid, of_focal, of_uniform,
+            of_all, ACTIVATION,
         )  # fmt: skip
     return gs

@@ -153,7 +153,7 @@ def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.const
 
 @triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))
 def tail(
-    space, weights, added, loss, room, batch, classes, programs,
+    space, weights, added, loss, annotated, room, batch, classes, programs,
     KIND: tl.constexpr, NUMBERS: tl.constexpr, COEFFICIENTS: tl.constexpr, BOUNDS: tl.constexpr,
     ADDED: tl.constexpr, EACH_ADDED: tl.constexpr,
     FACTOR: tl.constexpr, BACKGROUND: tl.constexpr, SKIP: tl.constexpr,
@@ -161,8 +161,8 @@ def tail(
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
     FOCAL: tl.constexpr, UNIFORM: tl.constexpr,
-    SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
+    PARTIAL: tl.constexpr, SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """weights `[terms, C]`, what is added to first coefficients, and, in `space`, partial sums (BLOCK_P = 0: sums) ->
     the loss and, in `space`, its slopes.
@@ -172,7 +172,7 @@ def tail(
 
     KIND, NUMBERS (four each), COEFFICIENTS (those from BOUNDS[n] to BOUNDS[n + 1]), FACTOR, BACKGROUND and SKIP
     describe the terms of a weighted sum of losses. ADDED is the place of each term in `added` `[terms, C]`, or
-    `[terms]` if not EACH_ADDED; -1: it has none.
+    `[terms]` if not EACH_ADDED; -1: it has none. PARTIAL: only what is annotated, `[B, C]`, counts.
     """
     begin(AHEAD)
     sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
@@ -193,8 +193,11 @@ def tail(
     uniform = _read(sums, batch, classes, UNIFORM, OVER_BATCH, BLOCK_B, BLOCK_C)
     channel = tl.arange(0, BLOCK_C)[None, :]
     inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
+    if PARTIAL:
+        here = annotated + tl.arange(0, BLOCK_B)[:, None] * classes + channel
+        inside = tl.load(here, mask=inside, other=0) != 0
     if OVER_BATCH:
-        inside = channel < classes
+        inside = tl.max(inside.to(tl.int32), 0, keep_dims=True) > 0 if PARTIAL else channel < classes
     value = tl.zeros((1, 1), tl.float64)
     of_i = tl.zeros_like(i)
     of_p = tl.zeros_like(i)

@@ -10,6 +10,20 @@ import triton
 import triton.language as tl
 
 from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of
+from polydice.kernels.merging import (
+    add_far,
+    annotation,
+    clear,
+    known_slopes,
+    known_target,
+    merged,
+    share_out_far,
+    shared_out,
+    stray_sum,
+    strays,
+    to_the_first,
+    where_known,
+)
 from polydice.kernels.pixels import (
     CROSS_ENTROPY,
     ERROR_SQ,
@@ -22,6 +36,7 @@ from polydice.kernels.pixels import (
     TARGET,
     TARGET_SQ,
     UNIFORM,
+    add_pair,
     begin,
     channels_of,
     first_pixel,
@@ -32,11 +47,6 @@ from polydice.kernels.pixels import (
     probability,
 )
 from polydice.kernels.slopes import gradient_of, slope_of, slopes_of
-
-
-@triton.jit
-def add_pair(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit
@@ -99,15 +109,24 @@ def _truth_logit(
 
 
 @triton.jit
-def _store_each(out, sums, poison, step, classes, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Many classes: one group of one sum after the other."""
+def _store_each(
+    out, sums, poison, step, classes, annotated, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, PARTIAL: tl.constexpr
+):
+    """Many classes: one group of one sum after the other. Nothing of those that are not annotated."""
     for index in tl.static_range(len(sums)):
         channel = index % GROUPS * BLOCK_C + tl.arange(0, BLOCK_C)
-        tl.store(out + index // GROUPS * step + channel, tl.sum(sums[index], 1) + poison, mask=channel < classes)
+        inside = channel < classes
+        here = out + index // GROUPS * step + channel
+        total = tl.sum(sums[index], 1) + poison
+        if PARTIAL:
+            total = tl.where(tl.load(annotated + channel, mask=inside, other=0) != 0, total, 0.0)
+        tl.store(here, total, mask=inside)
 
 
 @triton.jit
-def _store_together(out, sums, poison, step, classes, PLACES: tl.constexpr, LEVELS: tl.constexpr):
+def _store_together(
+    out, sums, poison, step, classes, annotated, PLACES: tl.constexpr, LEVELS: tl.constexpr, PARTIAL: tl.constexpr
+):
     """Few classes: all sums of all of them are laid side by side, so that the threads add them up in one go."""
     for index in tl.static_range(PLACES, 1 << LEVELS):
         sums = sums + (sums[0],)  # a power of two of them
@@ -118,20 +137,24 @@ def _store_together(out, sums, poison, step, classes, PLACES: tl.constexpr, LEVE
         sums = pairs
     total = tl.sum(tl.reshape(sums[0], (sums[0].shape[1], 1 << LEVELS)), 0) + poison
     index = tl.arange(0, 1 << LEVELS)
+    if PARTIAL:
+        total = tl.where(tl.load(annotated + index % classes) != 0, total, 0.0)
     tl.store(out + (index // classes) * step + index % classes, total, mask=index < PLACES)
 
 
 @triton.jit(do_not_specialize=("offset", "classes", "batch", "programs", "ignore_index"))
 def pass_forward(
-    logits, target, mask, partials, offset, classes, count, batch, programs, ignore_index,
+    logits, target, mask, partials, annotated, offset, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, gamma,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    ON_REQUEST: tl.constexpr, LEVELS: tl.constexpr, AHEAD: tl.constexpr,
+    ON_REQUEST: tl.constexpr, ENTROPY: tl.constexpr, PARTIAL: tl.constexpr, TALLY: tl.constexpr, LEVELS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """partials, from the offset on, `[programs, sums, B, C]`, the sums that WANT names. ON_REQUEST: whether the focal
-    or the uniform one is among them.
+    """partials, from the offset on, `[programs, sums, B, C]`, the sums that WANT names. ENTROPY: whether the
+    cross-entropy is among them, ON_REQUEST: whether the focal or the uniform one is. PARTIAL: whether there is
+    annotated, `[B, C]`, TALLY: whether labels of other classes show in the sum of targets.
 
     LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
     """
@@ -144,21 +167,45 @@ def pass_forward(
         sums = sums + (zeros,)
     lump = tl.zeros((1, BLOCK_N // VECTOR), tl.float32)
     faults = tl.zeros((1, BLOCK_N), tl.int32)
-    for start in tl.range(first_pixel(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+    merges: tl.constexpr = PARTIAL and ACTIVATION == SOFTMAX
+    deep: tl.constexpr = merges and (ENTROPY or ON_REQUEST)
+    known, members, among, end = (), (), classes, count
+    if PARTIAL:
+        known, members, among, headless = annotation(annotated, image, classes, ACTIVATION, GROUPS, BLOCK_C)
+        end = tl.where(among > 0, count, 0)
+    distant = tl.zeros((1, BLOCK_N), tl.int32)
+    for start in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
         xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
+        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
         faults += bad
+        first_total = total
+        if PARTIAL:
+            ys, more = known_target(xs, ys, known, members, ACTIVATION, LABELS)
+            faults += more
+            if LABELS and not TALLY:
+                faults += strays(annotated, image, classes, label)
+        if merges:
+            xs, ps, near, first_total, far = merged(
+                xs, ys, ps, label, valid, members, top, total, likely, LABELS, deep, ON_REQUEST
+            )
+            if deep:
+                distant += far.to(tl.int32)
         others = top
         if ON_REQUEST:
             others = others_of(ps, classes, FULL)
         if LUMP:
             truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+            if merges:
+                truth = tl.where(label == 0, top, truth)
             lump += _over_neighbours(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
-            if HAS_MASK:
+            if merges:
+                log = tl.log2(tl.where(label == 0, near, total)) * LN_2
+                lump += _over_neighbours(tl.where(label == 0, -log, log), top, weight, VECTOR, HAS_MASK)
+            elif HAS_MASK:
                 lump += _over_neighbours(tl.log2(total) * LN_2, top, weight, VECTOR, True)
             else:  # logarithms are dear: one of a product
                 product = tl.reduce(tl.reshape(total, (1, BLOCK_N // VECTOR, VECTOR)), 2, _multiply)
@@ -170,63 +217,94 @@ def pass_forward(
                 if not (LUMP and WANT[place] == CROSS_ENTROPY):
                     y, p = ys[group], ps[group]
                     values = summand(
-                        WANT[place], xs[group], y, p, top, total, others, gamma, classes, valid, ACTIVATION, LABELS
-                    )
+                        WANT[place], xs[group], y, p, top, first_total if group == 0 else total, others, gamma, among,
+                        valid, ACTIVATION, LABELS,
+                    )  # fmt: skip
                     each += _over_neighbours(values, p, weight, VECTOR, HAS_MASK)
                 grown = grown + (each,)
         sums = grown
     if LUMP:
-        with_lump = ()
-        for index in tl.static_range(len(WANT) * GROUPS):
-            each = sums[index]
-            if WANT[index // GROUPS] == CROSS_ENTROPY and index % GROUPS == 0:
-                each += tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, lump, 0.0)
-            with_lump = with_lump + (each,)
-        sums = with_lump
+        sums = to_the_first(sums, lump, CROSS_ENTROPY, WANT, GROUPS)
+    if deep:
+        end = tl.where(tl.max(distant) > 0, end, 0)
+        as_said, of_all = add_far(
+            logits, target, mask, known, members, image, program, end, classes, count, programs,
+            ignore_index, logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+            LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR, ON_REQUEST,
+        )  # fmt: skip
+        sums = to_the_first(sums, as_said, CROSS_ENTROPY, WANT, GROUPS)
+        sums = to_the_first(sums, as_said, FOCAL, WANT, GROUPS)
+        sums = to_the_first(sums, of_all / among, UNIFORM, WANT, GROUPS)
     # What is wrong makes the image's sums NaN: raising would mean to wait for the device.
-    poison = tl.where(tl.sum(faults) > 0, float("nan"), 0.0)
+    wrong = tl.sum(faults) > 0
+    if PARTIAL:
+        wrong = wrong | headless
+        if TALLY:
+            wrong = wrong | (stray_sum(sums, known, classes, WANT, GROUPS, BLOCK_C) > 0)
+    poison = tl.where(wrong, float("nan"), 0.0)
     step = batch.to(tl.int64) * classes
     out = partials + offset + program * len(WANT) * step + image * classes
+    here = annotated + image * classes if PARTIAL else annotated
     if BLOCK_C == 1:
-        _store_together(out, sums, poison, step, classes, len(WANT) * GROUPS, LEVELS)
+        _store_together(out, sums, poison, step, classes, here, len(WANT) * GROUPS, LEVELS, PARTIAL)
     else:
-        _store_each(out, sums, poison, step, classes, GROUPS, BLOCK_C)
+        _store_each(out, sums, poison, step, classes, here, GROUPS, BLOCK_C, PARTIAL)
 
 
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
 def pass_backward(
-    grad, scale, logits, target, mask, result, classes, count, batch, programs, ignore_index,
+    grad, scale, logits, target, mask, result, annotated, classes, count, batch, programs, ignore_index,
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n, result_b, result_c, result_n, gamma,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    ON_REQUEST: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr, HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
+    ON_REQUEST: tl.constexpr, ENTROPY: tl.constexpr, PARTIAL: tl.constexpr, OFFSET: tl.constexpr,
+    HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`. OFFSET and ENTROPY: whether the sums
-    of the prediction and the cross-entropy are among those that WANT names. ON_REQUEST as above."""
+    """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`. OFFSET: whether the sum of predictions
+    is among those that WANT names. ON_REQUEST, ENTROPY and PARTIAL as above."""
     begin(AHEAD)
     image = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     factor = tl.load(scale) if HAS_SCALE else 1.0
+    merges: tl.constexpr = PARTIAL and ACTIVATION == SOFTMAX
+    deep: tl.constexpr = merges and (ENTROPY or ON_REQUEST)
+    known, members, end = (), (), count
     slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, GROUPS, BLOCK_C, ON_REQUEST)
+    if PARTIAL:
+        known, members, among, headless = annotation(annotated, image, classes, ACTIVATION, GROUPS, BLOCK_C)
+        slopes = known_slopes(slopes, known, classes, among, ON_REQUEST)
+        end = tl.where(among > 0, count, 0)
     # Where cross-entropy joins many classes, what only the truth's class adds is worked out once a pixel: the registers
     # do not hold it for each.
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY and BLOCK_C > 1
     last = (count - 1) // BLOCK_N * BLOCK_N
-    for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), count, programs * BLOCK_N, num_stages=STAGES):
+    distant = tl.zeros((1, BLOCK_N), tl.int32)
+    for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
         start = last - walked  # the other way round: what was read last is still in the cache
         xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
+            ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
-        ps, top, total, share = probability(xs, classes, valid, ACTIVATION, FULL)
+        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
+        first_total, before = total, ps
+        if merges:
+            ys, bad = known_target(xs, ys, known, members, ACTIVATION, LABELS)
+            xs, ps, near, first_total, far = merged(
+                xs, ys, ps, label, valid, members, top, total, likely, LABELS, deep, ON_REQUEST
+            )
+            if deep:
+                distant += far.to(tl.int32)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = slope_of(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
             own -= 2 * slope_of(grad, factor, image, label, batch, classes, ERROR_SQ, WANT)
             truth = logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
-            own *= power(truth, top) * share
+            of_truth = power(truth, top) * share
+            if merges:
+                of_truth = tl.where(label == 0, likely, of_truth)
+            own *= of_truth
             if LUMP:
                 own -= tl.where(valid, of_any_class, 0.0)
             else:
@@ -234,9 +312,13 @@ def pass_backward(
         elif ENTROPY and LUMP:
             own -= tl.where(valid, of_any_class, 0.0)
         gs = gradient_of(
-            xs, ys, ps, top, total, label, valid, own, gamma, classes, slopes, of_any_class, once, ACTIVATION, LABELS,
-            LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
+            xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, once,
+            ACTIVATION, LABELS, LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
         )  # fmt: skip
+        if merges:
+            gs = shared_out(gs, before, members, likely, far)
+        elif PARTIAL:
+            gs = where_known(gs, known)
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
             row = channels_of(group, WIDE, BLOCK_C)
@@ -248,3 +330,16 @@ def pass_backward(
                 h = tl.where(valid, h, 0.0)
             inside = inside_of(row, classes, FULL or group < GROUPS - 1) & inside_of(pixel, count - start, EVEN)
             tl.store(here, h.to(result.dtype.element_ty), mask=inside)
+    if PARTIAL:
+        clear(
+            result, image, program, count - end, classes, count, programs, result_b, result_c, result_n,
+            EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
+        )  # fmt: skip
+    if deep:
+        end = tl.where(tl.max(distant) > 0, end, 0)
+        share_out_far(
+            logits, target, mask, result, known, members, image, program, end, classes, count, programs,
+            ignore_index, logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+            result_b, result_c, result_n,
+            LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR, ON_REQUEST,
+        )  # fmt: skip
