@@ -5,10 +5,16 @@ BIN := .venv/bin
 HOSTS := .venv-hosts/bin
 DOCS := .venv-docs/bin
 
-.PHONY: test test-hosts demo docs lint clean
+.PHONY: test test-torch test-kernels test-hosts demo docs lint clean
 
 test: lint
+	$(MAKE) --jobs=2 --output-sync=target test-torch test-kernels
+
+test-torch: .venv/installed
 	$(BIN)/python -m pytest --ignore=tests/hosts
+
+# Triton's interpreter takes one core: beside the others it costs little time.
+test-kernels: .venv/installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_head_fused.py tests/kernels/test_plan.py
 
 test-hosts: .venv-hosts/installed
