@@ -2,7 +2,7 @@
 
     "annotated": {"case_017": ["background", "liver"], "case_018": [0, 2]}
 
-Of a case that is not named everything is annotated. Our own training reads the same key.
+Of a case that is not named everything is annotated. Our own training reads the same key, but not together with regions.
 """
 
 import json
