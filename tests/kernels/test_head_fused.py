@@ -132,7 +132,7 @@ def test_every_sum(kind: str, classes: int, activation: str) -> None:
         for dtype in (torch.float32, torch.float64)
     )
     sums = [
-        head_sums(*inputs, target, mask, activation, None, want, fused, 1.5)
+        head_sums(*inputs, target, mask, activation, None, want, fused, 1.5, None)
         for inputs, fused in ((found, True), (expected, False))
     ]
     assert relative(*sums) < TOLERANCE[torch.float32]
