@@ -88,6 +88,29 @@ def test_volumes_are_seen_through_windows_of_the_patch(shape: tuple[int, int, in
     assert model.sizes == {(16, 16, 16)}
 
 
+@pytest.mark.parametrize(
+    ("at_once", "together"), [(1 << 24, [4, 4, 1]), (2 * 2 * 24**3, [2, 2, 2, 2, 1]), (1, [1] * 9)]
+)
+def test_small_volumes_go_through_the_network_together(
+    at_once: int, together: list[int], monkeypatch: pytest.MonkeyPatch, volumes: Path, tmp_path: Path
+) -> None:
+    """As many as the batch has, and as their logits allow. Label maps and matrices are those of each by itself."""
+    monkeypatch.setattr(inference, "AT_ONCE", at_once)
+    prepared = prepare(open_dataset(volumes), Preparation(3), tmp_path)
+    model = build("unet3d", 1, 2, width=4, depth=2)
+    network, calls = Network(model, patch=(24, 24, 24)), []
+    model.register_forward_hook(lambda _, images, __: calls.append(len(images[0])))
+    found = list(network.segmented(Batches(prepared, range(9), 4, "cpu"), 2))
+    assert calls == together
+    for item, each in enumerate(found):
+        images, labels = (torch.from_numpy(np.array(part)) for part in prepared.item(item))
+        alone = network.segment(data_batches.as_float(images)[None])
+        assert torch.equal(each.maps, alone)
+        assert torch.equal(each.labels[0], labels)
+        assert torch.equal(each.matrices, confusion(alone, labels[None], 2))
+    assert any(each.maps.any() for each in found)
+
+
 def test_there_is_one_way_through_windows_and_one_to_a_confusion_matrix() -> None:
     """Validation, test and prediction cannot differ."""
     names = ("planes", "confusion")

@@ -1,8 +1,10 @@
 """A network as it is run: its precision, its compilation, and label maps of whole images and volumes."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from polydice.data.batches import Batches
+from polydice.data.batches import Batch, Batches
 from polydice.data.prepare import Prepared
 from polydice.training.config import Precision
 from polydice.training.heads import Body, late_head
 from polydice.training.metrics import as_annotated, confusion
-from polydice.training.windows import planes
+from polydice.training.windows import in_zeros, planes
 
 LARGEST_PATCH, PATCH_STEP = 96, 16
 WINDOWS = 2  # run at a time
@@ -126,9 +128,34 @@ class Network:
 
     def segmented(self, batches: Batches, classes: int) -> Iterator[Segmented]:
         """Every batch, with its label maps and confusion matrices: of the classes that are annotated in each image."""
-        for batch in batches.ordered():
-            maps = as_annotated(self.segment(batch.images, len(batch.images) == batches.batch), batch.annotated)
-            yield Segmented(batch.labels, maps, confusion(maps, batch.labels, classes))
+        for group in self._groups(batches, classes):
+            whole = len(group[0].images) == batches.batch
+            found = [self.segment(group[0].images, whole)] if len(group) == 1 else self._small(group)
+            for batch, maps in zip(group, found, strict=True):
+                maps = as_annotated(maps, batch.annotated)
+                yield Segmented(batch.labels, maps, confusion(maps, batch.labels, classes))
+
+    def _groups(self, batches: Batches, classes: int) -> Iterator[list[Batch]]:
+        """Batches that are segmented at once: one, or some volumes that a window holds, whose logits are not many."""
+        patch = self.patch or (0, 0, 0)
+        most = max(1, min(batches.batch, AT_ONCE // max(1, classes * math.prod(patch))))
+
+        def held(batch: Batch) -> bool:
+            return all(own <= side for own, side in zip(batch.images.shape[2:], patch, strict=False))
+
+        for small, found in groupby(batches.ordered(), held):
+            while group := list(islice(found, most if small else 1)):
+                yield group
+
+    @torch.no_grad()
+    def _small(self, group: Sequence[Batch]) -> Iterator[Tensor]:
+        """The label maps of volumes that a window holds, from one call of the network: where all are small, to call it
+        for each, and to finish each by planes, takes longer than to compute."""
+        self.module.eval()
+        assert self.patch is not None
+        volumes, places = zip(*(in_zeros(batch.images[0], self.patch) for batch in group), strict=True)
+        maps = label_maps(_forward(self.module, torch.stack(volumes), self.half), self.order)
+        return (each[None, *place] for each, place in zip(maps, places, strict=True))
 
     def confusion(self, batches: Batches, classes: int) -> Tensor:
         """The confusion matrix of every item, `[N, C, C]`, on the device."""

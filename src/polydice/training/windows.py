@@ -21,15 +21,10 @@ def planes(
     """The planes `[K, H, W]` of a volume `[C, D, H, W]`, in order and float32 on the device: means over all windows of
     what `run` makes of them, `[n, C, *patch]` to `[n, K, *patch]`, so many `windows` at a time. Each counts most in its
     middle. A volume that is smaller than the patch lies in the middle of zeros."""
-    sides = volume.shape[1:]
-    before = [max(side - own, 0) // 2 for side, own in zip(patch, sides, strict=True)]
-    after = [max(side - own, 0) - first for side, own, first in zip(patch, sides, before, strict=True)]
-    if any(after):
-        volume = F.pad(volume, [pad for ends in zip(before[::-1], after[::-1], strict=True) for pad in ends])
+    volume, (layer, rows, columns) = in_zeros(volume, patch)
     depth, *size = volume.shape[1:]
     layers, *across = map(_starts, volume.shape[1:], patch)
     places = list(product(*across))
-    inside = slice(before[1], before[1] + sides[1]), slice(before[2], before[2] + sides[2])
     importance = _importance(patch, device)
     total, count = torch.empty(0), torch.zeros(patch[0], *size, device=device)
     for start, following in zip(layers, [*layers[1:], depth], strict=True):
@@ -41,12 +36,22 @@ def planes(
                 _window(total.movedim(1, 0), (0, *place), patch).add_(found * importance)
                 _window(count[None], (0, *place), patch).add_(importance)
         finished = following - start
-        for plane in range(max(before[0] - start, 0), min(before[0] + sides[0] - start, finished)):
-            yield total[plane, :, *inside] / count[plane, *inside]
+        for plane in range(max(layer.start - start, 0), min(layer.stop - start, finished)):
+            yield total[plane, :, rows, columns] / count[plane, rows, columns]
         for kept in (total, count):  # one after the other: they overlap
             for plane in range(finished, len(kept)):
                 kept[plane - finished] = kept[plane]
             kept[len(kept) - finished :] = 0
+
+
+def in_zeros(volume: Tensor, patch: Sequence[int]) -> tuple[Tensor, list[slice]]:
+    """A volume `[C, D, H, W]` in the middle of zeros, no side smaller than the patch, and where it lies."""
+    sides = volume.shape[1:]
+    missing = [max(side - own, 0) for side, own in zip(patch, sides, strict=True)]
+    places = [slice(each // 2, each // 2 + own) for each, own in zip(missing, sides, strict=True)]
+    if any(missing):
+        volume = F.pad(volume, [pad for each in missing[::-1] for pad in (each // 2, each - each // 2)])
+    return volume, places
 
 
 def _starts(side: int, window: int) -> list[int]:
