@@ -28,6 +28,7 @@ OURS, APART = "HeadLoss", "polydice"
 CHANNELS_LAST, GRAPH = ", channels-last", " graph, uint8"
 REPLAYED = (OURS + GRAPH, OURS + CHANNELS_LAST + GRAPH)
 SHOWN = (OURS, *REPLAYED)
+EFFORT = Effort(gpu_ms=30)  # there are 400 to be measured
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS: dict[int, type[Convolution]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}  # by the axes of features
 
@@ -53,7 +54,7 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
     start = perf_counter()
     losses, shown = _losses(device), []
     with report.CsvFile(out / "head.csv") as file:
-        for row, of_note in measure(sizes or head_sizes(device), losses, device, QUICK if quick else Effort()):
+        for row, of_note in measure(sizes or head_sizes(device), losses, device, QUICK if quick else EFFORT):
             file.write(row)
             if of_note:
                 shown.append(row)
@@ -77,11 +78,10 @@ def measure(
         yield sheet.floor(size), not size.series
         found: dict[str, list[Row]] = {}
         features, target = size.inputs(device)
-        spent = effort._replace(gpu_ms=effort.gpu_ms // 2) if size.series else effort
         for layout, given in _layouts(features):
             candidates = list(_candidates(size, losses, device, layout))
             label_bytes = {provider.name: provider.label_bytes for provider, _ in candidates}
-            for name, figures in machine.measure(candidates, given, target, spent):
+            for name, figures in machine.measure(candidates, given, target, effort):
                 rows = list(sheet.of(name, size, figures, label_bytes[name]))
                 show(name, size, rows)
                 yield from ((row, name in SHOWN) for row in rows)

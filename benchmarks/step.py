@@ -24,7 +24,7 @@ from polydice.training.inference import Network
 from polydice.training.objective import supervised
 
 CLASSES, BATCH = 118, 2
-HEADS: tuple[Head, ...] = ("plain", "fused")
+HEADS: tuple[Head, ...] = ("fused", "plain")
 EDGES, STEP, STEPS = (96, 128), 32, 5  # of the cubes that are measured; the largest is a multiple of the second
 QUICK: dict[str, Any] = {"width": 4, "depth": 2}
 
@@ -42,33 +42,37 @@ def run(device: str, out: Path, quick: bool) -> int:
     with (out / "step.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["head", "edge", "batch", "classes", "ms", "peak_bytes", "device", "torch", "note"])
-        for head in HEADS:
-            for edge, found in trials(head, device, quick):
-                ms, peak, note = ("", "", found) if isinstance(found, str) else (f"{found.ms:.6g}", found.peak, "")
-                writer.writerow([head, edge, BATCH, CLASSES, ms, peak, machine, torch.__version__, note])
-                file.flush()
-                memory = f", {peak / 2**30:.2f} GiB" if isinstance(peak, int) else ""
-                print(f"{head:6} {BATCH} x {edge}^3  {note or f'{ms} ms{memory}'}", flush=True)
+        for head, edge, found in trials(device, quick):
+            ms, peak, note = ("", "", found) if isinstance(found, str) else (f"{found.ms:.6g}", found.peak, "")
+            writer.writerow([head, edge, BATCH, CLASSES, ms, peak, machine, torch.__version__, note])
+            file.flush()
+            memory = f", {peak / 2**30:.2f} GiB" if isinstance(peak, int) else ""
+            print(f"{head:6} {BATCH} x {edge}^3  {note or f'{ms} ms{memory}'}", flush=True)
     print(f"step.csv and command.txt are in {out}")
     return 0
 
 
-def trials(head: Head, device: str, quick: bool) -> Iterator[tuple[int, Cost | str]]:
-    """The edge of each cube that was tried, and what it cost, or why it could not be trained on."""
+def trials(device: str, quick: bool) -> Iterator[tuple[Head, int, Cost | str]]:
+    """The head, the edge of each cube that was tried, and what it cost, or why it could not be trained on."""
     options = QUICK if quick else {}
-    measured: list[tuple[int, int]] = []
-    for edge in (8, 16) if quick else EDGES:
-        found = tried(partial(cost, head, edge, device, options))
-        yield edge, found
-        if not isinstance(found, str) and found.peak is not None:
-            measured.append((edge, found.peak))
-    if len(measured) < 2 or quick:
-        return
-    (small, less), (large, more) = measured
-    total = torch.cuda.get_device_properties(device).total_memory
-    voxels = small**3 + (total - less) / (more - less) * (large**3 - small**3)
-    edge = int(voxels ** (1 / 3)) // STEP * STEP
-    yield from around(edge, lambda edge: tried(partial(cost, head, edge, device, options, 1)))
+    peaks: dict[Head, list[tuple[int, int]]] = {head: [] for head in HEADS}
+    for head in HEADS:
+        for edge in (8, 16) if quick else EDGES:
+            found = tried(partial(cost, head, edge, device, options))
+            yield head, edge, found
+            if not isinstance(found, str) and found.peak is not None:
+                peaks[head].append((edge, found.peak))
+    for head, measured in peaks.items():
+        if len(measured) == len(EDGES) and not quick:
+            for edge, found in around(guess(*measured), partial(_once, head, device)):
+                yield head, edge, found
+
+
+def guess(small: tuple[int, int], large: tuple[int, int]) -> int:
+    """The edge that would fill the device, if memory grows with the voxels as from one cube to another."""
+    total = torch.cuda.get_device_properties("cuda").total_memory
+    voxels = small[0] ** 3 + (total - small[1]) / (large[1] - small[1]) * (large[0] ** 3 - small[0] ** 3)
+    return int(voxels ** (1 / 3)) // STEP * STEP
 
 
 def around(edge: int, found: Callable[[int], Cost | str]) -> Iterator[tuple[int, Cost | str]]:
@@ -82,6 +86,10 @@ def around(edge: int, found: Callable[[int], Cost | str]) -> Iterator[tuple[int,
         yield edge, here
         if isinstance(here, str) != isinstance(first, str):
             return
+
+
+def _once(head: Head, device: str, edge: int) -> Cost | str:
+    return tried(partial(cost, head, edge, device, {}, 1))
 
 
 def tried(measurement: Callable[[], Cost]) -> Cost | str:
