@@ -22,8 +22,13 @@ def main(arguments: Sequence[str]) -> int:
     head = commands.add_parser("head", help="a network's last convolution and the loss, together and apart")
     nnunet = commands.add_parser("nnunet", help="the loss of nnU-Net's trainer, its own and with our Dice in it")
     train = commands.add_parser("train", help="the U-Net's training, validation every second epoch included")
+    step = commands.add_parser(
+        "step", help="a training step of a 3D network with 118 classes, its head in the loss and apart"
+    )
+    predict = commands.add_parser("predict", help="the label map of 384³ voxels with 118 classes")
     train.add_argument("--data", type=Path, metavar="DIR", required=True, help="folder of a data set of images")
-    for name, command in {"loss": loss, "head": head, "data": data, "nnunet": nnunet, "train": train}.items():
+    of_a_device = {"loss": loss, "head": head, "data": data, "nnunet": nnunet, "train": train}
+    for name, command in (of_a_device | {"step": step, "predict": predict}).items():
         where = f"where to write (default: results/{name}-speed/DEVICE)"
         command.add_argument("--device", choices=["cpu", "cuda"], required=True)
         command.add_argument("--out", type=Path, metavar="DIR", help=where)
@@ -63,6 +68,14 @@ def main(arguments: Sequence[str]) -> int:
         from benchmarks.data import run as run_data  # it needs the study extra, which the losses do not
 
         measured = partial(run_data, given.device, out, given.quick)
+    elif given.command == "step":
+        from benchmarks.step import run as run_step  # as above
+
+        measured = partial(run_step, given.device, out, given.quick)
+    elif given.command == "predict":
+        from benchmarks.predict import run as run_predict  # as above
+
+        measured = partial(run_predict, given.device, out, given.quick)
     elif given.command == "train":
         from benchmarks.train import run as run_train  # as above
 

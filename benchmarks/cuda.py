@@ -25,6 +25,7 @@ def copy_bandwidth(effort: Effort) -> float:
 
 
 def measure(candidates: Candidates, logits: Tensor, target: Tensor, effort: Effort) -> Outcome:
+    gc.freeze()  # what is there now is not looked through again and again
     for provider, loss in candidates:
         figures = _graph_figures if provider.graph else _figures
         labels = target.to(torch.uint8) if provider.label_bytes == 1 else target

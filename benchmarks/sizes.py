@@ -9,11 +9,12 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LABEL_BYTES = 8  # int64, what every peer takes
+CLASSES = (2, 3, 4, 8, 14, 24, 32, 64, 118)  # of heads
 
 
 class Size(NamedTuple):
     """Logits `[B, C, *spatial]`, or so many features that a head makes them of. A size of a series leaves out the
-    providers that must compile anew for each size."""
+    providers that must compile anew for each size; of heads, all but ours."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -97,12 +98,24 @@ def default_sizes(device: str) -> list[Size]:
 
 
 def head_sizes(device: str) -> list[Size]:
-    """As above, of features: those of 3D networks and of a 2D one, then a series that grows in classes."""
-    if device == "cuda":
-        edge, batch, images, dtype, small = 128, 2, 24, "bfloat16", 64
-    else:
-        edge, batch, images, dtype, small = 64, 1, 8, "float32", 32
+    """As above, of features: those of 3D networks and of a 2D one, then more classes for the plots. On a GPU then the
+    series that say when the head is better left to the loss: other features, images, small inputs, float32."""
+    cuda = device == "cuda"
+    batch, edge, images, dtype = (2, 128, 24, "bfloat16") if cuda else (1, 64, 8, "float32")
+    plotted = edge if cuda else 32
     sizes = [Size((batch, classes, edge, edge, edge), dtype, features=32) for classes in (118, 14, 3)]
     sizes.append(Size((images, 9, 224, 224), dtype, features=64))
-    counts = (2, 4, 8, 16, 32, 64, 118, 256)
-    return sizes + [Size((batch, count, small, small, small), dtype, True, features=32) for count in counts]
+    more = [Size((batch, classes, plotted, plotted, plotted), dtype, features=32) for classes in CLASSES]
+    sizes += [size for size in more if size not in sizes]
+    if not cuda:
+        return sizes
+    volumes, planes = (batch, edge, edge, edge), (images, 224, 224)
+    for pixels, features in ((volumes, 64), (planes, 32), (planes, 64)):
+        sizes += _heads(pixels, dtype, CLASSES, features)
+    sizes += _heads((2, 32, 32, 32), dtype, (2, 14, 118), 32) + _heads((4, 128, 128), dtype, (2, 14, 118), 64)
+    return sizes + _heads(volumes, "float32", (2, 14, 118), 32) + _heads(planes, "float32", (2, 9, 118), 64)
+
+
+def _heads(pixels: tuple[int, ...], dtype: str, counts: tuple[int, ...], features: int) -> list[Size]:
+    batch, *spatial = pixels
+    return [Size((batch, count, *spatial), dtype, True, features) for count in counts]

@@ -1,5 +1,6 @@
 import csv
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check
+from benchmarks import check, step
 from benchmarks.__main__ import main
 from benchmarks.measure import Figures, Spread
 from benchmarks.report import Row, Sheet
@@ -75,6 +76,35 @@ def test_the_training_counts_its_images(tmp_path: Path, capsys: pytest.CaptureFi
         short, long, difference = csv.DictReader(file)
     assert [int(row["images"]) for row in (short, long, difference)] == [2 * 16, 10 * 16, 8 * 16]
     assert f"{float(difference['images_per_second']):.0f} images/s" in capsys.readouterr().out
+
+
+def test_a_step_is_measured_with_the_head_in_the_loss_and_apart(tmp_path: Path) -> None:
+    assert main(["step", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "step.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["head"], row["edge"]) for row in rows] == [(head, edge) for head in step.HEADS for edge in ("8", "16")]
+    assert all(float(row["ms"]) > 0 and not row["note"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("guess", "tried"), [(96, [96, 128, 160, 192]), (160, [160, 192]), (192, [192, 160]), (256, [256, 224, 192, 160])]
+)
+def test_the_largest_cube_is_found_from_both_sides(guess: int, tried: list[int]) -> None:
+    """Here 160 is the largest."""
+    found = list(step.around(guess, lambda edge: step.Cost(1.0, edge) if edge <= 160 else "too large"))
+    assert [edge for edge, _ in found] == tried
+    assert max(edge for edge, cost in found if not isinstance(cost, str)) == 160
+
+
+def test_a_volume_is_labelled_as_from_all_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "predict.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["edge"], row["classes"]) == ("24", "118")
+    assert int(row["host_bytes"]) > 24**3
+    found = re.search(r"labels differ, by (\S+) of the largest logit", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) < 1e-6
 
 
 def test_a_size_is_read_from_the_command_line() -> None:

@@ -90,9 +90,9 @@ def gradients(
     with current_stream(features.device) as stream:
         launch(stream, grad, grad if scale is None else scale, *inputs.pointers(), of_features, rows)
     cut = classes * width
-    of_weight = rows[:, :cut].sum(0, dtype=sum_dtype(features.device)) if needed[1] else rows.new_empty(0)
-    of_bias = rows[:, cut:].sum(0, dtype=sum_dtype(features.device)) if needed[2] else rows.new_empty(0)
-    of_weight = of_weight.view(weight.shape if needed[1] else 0)
+    total = rows.sum(0, dtype=sum_dtype(features.device))  # with what is not needed: one kernel less
+    of_weight = total[:cut].view(weight.shape) if needed[1] else total[:0]
+    of_bias = total[cut:] if needed[2] else total[:0]
     return of_features, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
 
 
