@@ -15,6 +15,13 @@ from polydice.training.expression import parse_loss
 
 ROOT = Path(__file__).parents[1]
 SGD, ADAMW = (f"{START.rate[name]:g}" for name in ("sgd", "adamw"))
+
+
+def listed(optimizer: str) -> str:
+    *most, last = (f"{rate:.5f}".rstrip("0") for rate in START.tried[optimizer])
+    return f"{', '.join(most)} and {last}"
+
+
 SAID = {
     "docs/which-loss.md": [
         f"Start with `{START.loss}`",
@@ -24,6 +31,7 @@ SAID = {
     "docs/protocol.md": [f"| `rate`, if not given | {SGD} | {ADAMW} |"],
     "docs/getting-started.md": [f"loss = {START.loss}"],
     "docs/index.md": [f"loss = {START.loss}"],
+    "docs/studies.md": [f"{listed('sgd')} for SGD, {listed('adamw')} for AdamW"],
     "docs/integrations.md": [f"To start with, take `{START.trainer}`"],
     "src/polydice/training/config.py": [f"If not given {SGD} for sgd, {ADAMW} for adamw."],
 }
