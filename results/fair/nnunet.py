@@ -160,17 +160,22 @@ def dice(counts: list[list[int]]) -> float:
     return 100 * fmean(2 * both / (found + true) for both, found, true in counts if found + true)
 
 
+def scored(records: dict[tuple[str, int], dict[str, Any]], score: str) -> dict[tuple[str, int], float]:
+    """`dice_foreground`, of the voxels of all cases of a fold, or `dice_case`, the mean of the cases."""
+    values = {}
+    for run, record in records.items():
+        cases = list(record["voxels"].values())
+        pooled = [[sum(column) for column in zip(*of_class, strict=True)] for of_class in zip(*cases, strict=True)]
+        values[run] = dice(pooled) if score == "dice_foreground" else fmean(map(dice, cases))
+    return values
+
+
 def show(out: Path) -> None:
-    """`dice_foreground`, of the voxels of all cases of a fold, and `dice_case`, the mean of the cases."""
     records = recorded(out)
     trainers = list(dict.fromkeys(trainer for trainer, _ in records))
     for score in ("dice_foreground", "dice_case"):
         print(score)
-        values: dict[tuple[str, int], float] = {}
-        for run, record in records.items():
-            cases = list(record["voxels"].values())
-            pooled = [[sum(column) for column in zip(*of_class, strict=True)] for of_class in zip(*cases, strict=True)]
-            values[run] = dice(pooled) if score == "dice_foreground" else fmean(map(dice, cases))
+        values = scored(records, score)
         for trainer in trainers:
             folds = [fold for fold in range(FOLDS) if (trainer, fold) in values]
             paired = [fold for fold in folds if (trainers[0], fold) in values]

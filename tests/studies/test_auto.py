@@ -7,6 +7,7 @@ import pytest
 from polydice.cli import main
 from polydice.data.generate import generated_folder
 from polydice.data.readers import open_dataset
+from polydice.recommended import START
 from polydice.studies.auto import completed, suited
 from polydice.studies.recipe import packaged, parse
 from polydice.studies.written import RecipeError, dumps
@@ -73,6 +74,32 @@ def test_a_command_can_change_a_recipe(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=problem):
             completed(demo, folder, None, [change])
+
+
+def test_the_rates_to_choose_from_are_those_of_the_optimiser(tmp_path: Path) -> None:
+    folder = generated_folder(tmp_path, 40, size=40)
+
+    def tried(text: str) -> list[float]:
+        found: list[float] = tomllib.loads(text)["tune"]["rate"]
+        return found
+
+    plain, _ = completed(COMPARE, folder, None, [])
+    adamw, _ = completed(COMPARE, folder, None, ["optimizer=adamw"])
+    assert (tried(plain), tried(adamw)) == (START.tried[START.optimizer], START.tried["adamw"])
+    assert tried(completed(COMPARE, folder, None, ["optimizer=adamw", "rate=[0.1,0.2]"])[0]) == [0.1, 0.2]
+    assert not tomllib.loads(completed(COMPARE, folder, None, ["optimizer=adamw", "rate=0.1"])[0])["tune"]
+    begun = adamw.replace("0.00128", "0.001")  # by another version
+    assert tried(completed(COMPARE, folder, begun, ["optimizer=adamw"])[0]) == tried(begun)
+    assert tried(completed(COMPARE.replace("auto]", "unet]"), folder, None, [])[0]) == START.tried[START.optimizer]
+    assert [variant.value for variant in parse(COMPARE).losses["Dice"]] == [
+        f"rate={rate}" for rate in START.tried[START.optimizer]
+    ]
+    with pytest.raises(RecipeError, match=r"of the one optimiser under \[train\], and this recipe has several: list"):
+        completed(COMPARE, folder, None, ['optimizer=["sgd","adamw"]'])
+    with pytest.raises(RecipeError, match="and this recipe has several"):
+        parse(COMPARE.replace("[models.auto]", '[models.auto]\noptimizer = "adamw"'))
+    with pytest.raises(ValueError, match="optimizer must be one of sgd, adamw: adam"):
+        parse(completed(COMPARE, folder, None, ["optimizer=adam"])[0])
 
 
 def test_a_recipe_that_is_written_reads_the_same() -> None:

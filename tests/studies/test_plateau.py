@@ -1,6 +1,7 @@
 import pytest
 
 from polydice.studies.answer import Tried, plateau
+from polydice.studies.figures import drawn
 from polydice.studies.plateau import score_against
 from tests.studies.made_up import CHOSEN, TRIED
 
@@ -54,3 +55,18 @@ def test_other_settings_than_rates() -> None:
 def test_without_tuning_there_is_no_plot() -> None:
     assert score_against("rate", {}, {}, 1.0, {}, **WHERE) is None
     assert score_against("rate", {"Dice": [Tried(0.01, 90.0)]}, {"Dice": 0.01}, 1.0, COLOURS, **WHERE) is None
+
+
+def test_scores_far_below_the_best_are_not_shown_and_said_to_be() -> None:
+    near = score_against("rate", {"Dice": TRIED["Dice"]}, {}, 1.0, COLOURS, **WHERE)
+    assert near.panels[0].cut is None
+    lost = {"Dice": [*TRIED["Dice"], Tried(0.64, 41.1, 40.0, 42.2)]}
+    plot = score_against("rate", lost, {}, 1.0, COLOURS, **WHERE)
+    low, high = plot.panels[0].cut
+    assert (low, high) == (86, pytest.approx(92.8 + 0.05 * 6.8)), "six margins below the best, 92.3"
+    assert plot.caption.startswith("Mean and range of the runs with each rate, from 86 % on.")
+    assert len(plot.panels[0].series[0].points) == 5, "the page's table has them"
+    axes = drawn(plot).axes[0]
+    _, bottom = axes.transData.inverted().transform(axes.lines[0].get_clip_box().p0)
+    assert bottom == pytest.approx(86), "nor does the curve run through the plateaus"
+    assert axes.get_ylim()[0] < 86

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from polydice.studies.recipe import (
-    BEGUN_BEFORE,
     MOST_FOLDS,
     TUNING,
     RecipeError,
@@ -14,6 +13,7 @@ from polydice.studies.recipe import (
     read,
     slug,
 )
+from polydice.studies.unsaid import BEGUN_BEFORE
 from polydice.training.expression import parse_loss
 from tests.studies.tiny import RECIPE, TUNED
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from polydice.recommended import START
 from polydice.studies.recipe import packaged, read
 from polydice.studies.study import create, open_study
 from polydice.training.config import Settings
@@ -56,6 +57,22 @@ def test_a_begun_study_whose_recipe_says_nothing_keeps_its_seed_weights_and_choi
             assert (each.recipe.outer, each.recipe.replicates) == ("seed", (0,))
             assert (each.weights, each.recipe.score, each.recipe.tune.nested) == ("best", score, True)
         assert begun.runs[0].place == Path("cvc-clinicdb/unet/dice/fold-0/seed-0")
+
+
+def test_a_study_goes_on_with_the_optimiser_and_the_rate_that_it_was_begun_with(tmp_path: Path) -> None:
+    study = study_in(tmp_path, lambda run: False, SILENT)
+    where = json.loads((study.folder / "study.json").read_text())
+    assert (where["optimizer"], where["rates"]) == (START.optimizer, START.rate)
+    before = {name: value for name, value in where.items() if name not in ("optimizer", "rates")}
+    later = where | {"optimizer": "adamw", "rates": {"sgd": 0.5, "adamw": 0.25}}
+    for kept, steps in ((before, ("sgd", 0.01)), (later, ("adamw", 0.25))):
+        (study.folder / "study.json").write_text(json.dumps(kept))
+        for each in (
+            open_study(study.folder),
+            create(tmp_path / "made-up.toml", study.folder, study.data, study.cache),
+        ):
+            settings = each.settings(each.runs[0])
+            assert (settings.optimizer, settings.rate) == steps
 
 
 def test_a_study_of_now_whose_study_json_is_lost_means_what_it_meant(tmp_path: Path) -> None:

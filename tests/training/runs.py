@@ -30,6 +30,7 @@ from polydice.training.run import Run
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"size": 32, "width": 4, "depth": 2, "batch": 4, "device": "cpu", "surfaces": False}
+SMALL |= {"loss": "PolyDice1Loss(epsilon=0.5, batch=True)", "optimizer": "sgd"}  # whatever is recommended
 FILES = ("best.safetensors", "last.safetensors", "history.jsonl", "folds.json")
 
 

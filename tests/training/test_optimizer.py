@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from polydice.recommended import START
 from polydice.training.config import Settings
 from polydice.training.loop import train
 from polydice.training.optimizer import make_optimizer, set_rate
@@ -38,7 +39,7 @@ def test_sgd_has_its_decay_in_the_gradient(nesterov: bool) -> None:
         gradient = np.array([1, 2, 3]) * weights + 0.01 * weights
         velocity = 0.8 * velocity + gradient
         weights = weights - rate * (gradient + 0.8 * velocity if nesterov else velocity)
-    found = stepped(rate=0.05, momentum=0.8, decay=0.01, nesterov=nesterov, power=0.7)
+    found = stepped(optimizer="sgd", rate=0.05, momentum=0.8, decay=0.01, nesterov=nesterov, power=0.7)
     np.testing.assert_allclose(found, weights, rtol=1e-12)
 
 
@@ -54,8 +55,10 @@ def test_adamw_keeps_its_decay_out_of_its_moments() -> None:
 
 
 def test_what_is_not_given_is_what_each_optimiser_has() -> None:
-    assert (stepped() == stepped(rate=0.01, momentum=0.9, decay=1e-4)).all()
-    assert (stepped(optimizer="adamw") == stepped(optimizer="adamw", rate=3e-4, decay=0.01)).all()
+    assert (
+        stepped(optimizer="sgd") == stepped(optimizer="sgd", rate=START.rate["sgd"], momentum=0.9, decay=1e-4)
+    ).all()
+    assert (stepped(optimizer="adamw") == stepped(optimizer="adamw", rate=START.rate["adamw"], decay=0.01)).all()
 
 
 @pytest.mark.parametrize("given", [{"optimizer": "adamw"}, {"nesterov": True}, {}], ids=["adamw", "nesterov", "sgd"])

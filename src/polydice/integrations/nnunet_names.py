@@ -19,6 +19,7 @@ from polydice.losses import (
     TvMFDiceLoss,
 )
 from polydice.pixelwise import PixelLoss
+from polydice.recommended import START
 
 PREFIX = "nnUNetTrainer"
 SMOOTH = 1e-5  # nnU-Net's own
@@ -51,7 +52,8 @@ FORMS = "\n".join(
 )
 EXPLAINED = f"""The names of polydice's trainers are
 {FORMS}
-with [_focalNUMBER] at the end of those with Focal; a NUMBER is written as 2, 0.2 or -0.1."""
+with [_focalNUMBER] at the end of those with Focal; a NUMBER is written as 2, 0.2 or -0.1. To start with, take
+{START.trainer}."""
 
 
 class Named(NamedTuple):

@@ -1,5 +1,6 @@
 """What a recipe leaves open: with a network that is called auto, the network and the sizes that suit the data and the
-machine. They are chosen when a study is made, and stand in its recipe.toml from then on, where anybody can see them.
+machine; with `rate = "auto"` under [tune], rates that suit the optimiser. They are chosen when a study is made, and
+stand in its recipe.toml from then on, where anybody can see them.
 
 On a GPU the network and the image are those of the paper. On a CPU both are small, so that the whole of a study takes
 an hour or so: it compares the losses, and its scores are far from the best that can be had.
@@ -17,11 +18,10 @@ from typing import Any, get_type_hints
 from polydice.data.cases import DataError, Dataset
 from polydice.models import find
 from polydice.studies.axes import TUNABLE
-from polydice.studies.written import SETTINGS, TOP, RecipeError, dumps, in_toml, refuse_unknown
+from polydice.studies.written import AUTO, SETTINGS, TOP, RecipeError, dumps, in_toml, own_rates, refuse_unknown
 from polydice.training.config import Settings
 from polydice.values import as_tuple, check
 
-AUTO = "auto"
 LOOKED_AT = 8  # cases, which tell the size of the others
 THICK = 3  # volumes whose slices are so many times as thick as their pixels are wide are taken slice by slice
 FEW_SLICES = 16  # and so are those with fewer slices
@@ -40,18 +40,20 @@ def completed(text: str, data: Path, kept: str | None, changes: Sequence[str]) -
         return text, ""  # whoever reads it says what is wrong
     for each in changes:
         _change(given, each)
-    models = given.get("models", {})
-    said = ""
+    models, tune = given.get("models", {}), given.get("tune", {})
+    said, open_rates = "", isinstance(tune, dict) and tune.get("rate") == AUTO
+    if open_rates:
+        tune["rate"] = _kept_rates(kept) or own_rates(given)
     if AUTO in models and "model" not in models[AUTO]:
         found = _kept(kept) or _suited_to(given, data)
         if found is None:
-            return dumps(given) if changes else text, ""
+            return dumps(given) if changes or open_rates else text, ""
         chosen, about = found
         said = f"{about}: {', '.join(f'{name} = {in_toml(value)}' for name, value in chosen.items())}"
         given["train"] = chosen | given.get("train", {})
         model = given["train"].pop("model")
         given["models"] = {model: {"model": model} | models[AUTO]}
-    elif not changes:
+    elif not changes and not open_rates:
         return text, ""
     return dumps(given), said
 
@@ -127,6 +129,12 @@ def _kept(recipe: str | None) -> tuple[dict[str, Any], str] | None:
     names = ("folds", "patch", "size", "width", "depth", "batch", "epochs", "validate_every")
     kept = {name: given["train"][name] for name in names if name in given.get("train", {})}
     return {"model": models[0]} | kept, "as the study was begun"
+
+
+def _kept_rates(recipe: str | None) -> list[float] | None:
+    """Those of the study's own recipe, if it has any to choose from."""
+    found: list[float] | None = tomllib.loads(recipe or "").get("tune", {}).get("rate")
+    return found
 
 
 def _change(given: dict[str, Any], change: str) -> None:

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from polydice.studies.formats import Cell, Table, signed
@@ -128,11 +129,11 @@ def _lines(axes: Axes, plot: Plot, panel: Panel) -> None:
         epochs = plot.kind in ("curves", "scatter")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND, integer=epochs))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-    if panel.plateaus:
-        _plateaus(axes, plot, panel)
     if panel.cut:
         axes.set_ylim(panel.cut)
         _name_unseen(axes, plot, panel, panel.cut)
+    if panel.plateaus:
+        _plateaus(axes, plot, panel)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
 
@@ -156,6 +157,9 @@ def _plateaus(axes: Axes, plot: Plot, panel: Panel) -> None:
     low, high = axes.get_ylim()
     ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
     step = LANE * (high - low)
+    frame = Rectangle((0, low), 1, high - low, transform=axes.get_yaxis_transform())
+    for curve in (*axes.lines, *axes.collections):
+        curve.set_clip_path(frame)  # one that leaves the range shown does not cross the plateaus
     axes.axhline(low, color=GREY, linewidth=0.8)
     beside = axes.get_yaxis_transform()
     axes.text(0.01, low - 0.2 * step, panel.plateaus, transform=beside, va="top", fontsize=8, color=GREY)

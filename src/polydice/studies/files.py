@@ -10,7 +10,7 @@ from polydice.data.cases import DataError
 from polydice.training.config import CountingScore, CountingWeights
 from polydice.training.scoring import completed, validation
 from polydice.training.weights import counted
-from polydice.values import Count, NotNegative, Range, Seed, check
+from polydice.values import Count, NotNegative, Positive, Range, Seed, check
 
 MOST_PIXELS = 2**53
 AGAIN = "remove it and train the run again"
@@ -27,6 +27,8 @@ class Where(TypedDict):
     weights: NotRequired[CountingWeights]
     seeds: NotRequired[list[Seed]]
     nested: NotRequired[bool]
+    optimizer: NotRequired[str]
+    rates: NotRequired[dict[str, Positive]]
     skip_errors: NotRequired[bool]
     code: NotRequired[list[str]]  # folders of the modules that the recipe names
 

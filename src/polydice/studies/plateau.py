@@ -4,12 +4,14 @@ All scores are Dice in percent.
 """
 
 from collections.abc import Mapping, Sequence
+from math import floor
 
 from polydice.studies.answer import Tried, Value, are_names, ordered, plateau
 from polydice.studies.formats import count
 from polydice.studies.plots import Panel, Plot, Point, Series
 
 WIDE = 8  # times the least value: from there on a setting is drawn by its logarithm
+DEEP = 6  # margins below the best of the worst loss: what is lower would make all that matters look flat
 
 
 def score_against(
@@ -39,9 +41,18 @@ def score_against(
     within = f"within {count(margin, 'point')} of its best"
     ticks = tuple(map(str, values)) if named else ()
     log = not named and min(x.values()) > 0 and max(x.values()) >= WIDE * min(x.values())
-    panel = Panel("", setting, "validation Dice, %", tuple(series), ticks, log=log, plateaus=within)
+    cut = _cut(series, DEEP * margin)
+    panel = Panel("", setting, "validation Dice, %", tuple(series), ticks, cut, log=log, plateaus=within)
     caption = (
-        f"Mean of the runs with each {setting}, and their range. A bar below: the values {within}, the chosen one a "
-        "ring. The longer its bar, the more forgiving the loss."
+        f"Mean and range of the runs with each {setting}{f', from {cut[0]:g} % on' if cut else ''}. A bar: the values "
+        f"{within}, the chosen one a ring. The longer its bar, the more forgiving the loss."
     )
     return Plot(name, title, caption, "points", (panel,))
+
+
+def _cut(series: Sequence[Series], depth: float) -> tuple[float, float] | None:
+    """The range that is shown, where there are scores far below the best ones."""
+    points = [point for each in series for point in each.points]
+    low = floor(min(max(point.y for point in each.points) for each in series) - depth)
+    high = max(point.high for point in points)
+    return (low, high + 0.05 * (high - low)) if min(point.low for point in points) < low else None

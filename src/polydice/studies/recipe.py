@@ -37,6 +37,7 @@ from polydice import foreign
 from polydice.models import MODELS
 from polydice.studies.axes import Chosen, Tune, variants
 from polydice.studies.axes import Variant as Variant
+from polydice.studies.unsaid import NEW, Unsaid
 from polydice.studies.written import SETTINGS, loads, refuse_repeated, whole_numbers
 from polydice.studies.written import RecipeError as RecipeError
 from polydice.studies.written import slug as slug
@@ -48,20 +49,6 @@ PACKAGED = Path(__file__).parents[1] / "recipes"
 TUNING = 999  # the replicate in which values are chosen: no other has its number
 MOST_FOLDS = 1000  # see own_seed
 PARTS = 5  # into which the cases are cut, if the recipe does not say it
-
-
-@dataclass(frozen=True)
-class Unsaid:
-    """What a recipe means where it says nothing. A study keeps it, so that it goes on to mean the same."""
-
-    score: CountingScore = "dice_foreground"
-    weights: CountingWeights = "last"
-    seeds: tuple[int, ...] | None = None  # None: three replicates
-    nested: bool = False  # whether values are chosen in every fold and replicate by itself
-
-
-NEW = Unsaid()
-BEGUN_BEFORE = Unsaid("dice_global", "best", (0,), True)  # what a study meant before a recipe could say these
 
 
 def own_seed(fold: int, replicate: int) -> int:
@@ -126,6 +113,7 @@ class Recipe:
     models: Mapping[str, Mapping[str, Any]]
     losses: Mapping[str, tuple[Variant, ...]]
     fewer: Mapping[str, tuple[int, ...]]  # replicates of losses that have their own
+    rates: Mapping[str, float]  # by optimiser, of what says none
 
     def runs(self) -> Iterator[Planned]:
         """Every run that is compared, so that a study that is stopped early has compared all losses on what it has.
@@ -193,6 +181,7 @@ class Recipe:
         """What `polydice train` is given for a run on the data set in the folder `data`."""
         own = {"model": run.model} if run.model in MODELS or ":" in run.model else {}
         given = {**self.train, **own, **self.datasets[run.dataset], **self.models[run.model], **dict(run.settings)}
+        given.setdefault("rate", self.rates.get(given.get("optimizer", "")))  # none yet where that is to be chosen
         if run.nested:
             given["split_seed"] = run.replicate
         chosen = {name: as_tuple(value) for name, value in given.items() if name in SETTINGS}
@@ -234,8 +223,10 @@ def read(name: str | Path, unsaid: Unsaid = NEW, text: str | None = None) -> Rec
 def parse(text: str, unsaid: Unsaid = NEW) -> Recipe:
     """The recipe that a text says; `unsaid` is what it means where it says nothing."""
     given = loads(text)
-    train = {"score": unsaid.score, "weights": unsaid.weights, **given.get("train", {})}
     tune = Tune.of(given.get("tune", {}), unsaid.nested)
+    train = {"score": unsaid.score, "weights": unsaid.weights, **given.get("train", {})}
+    if "optimizer" not in tune.lists:
+        train.setdefault("optimizer", unsaid.optimizer)
     replicates, nested = _replicates(given, unsaid)
     folds = whole_numbers("folds", given.get("folds", [*range(_parts(train))]))
     losses = {name: tuple(variants(name, entry, tune)) for name, entry in given["losses"].items()}
@@ -244,6 +235,7 @@ def parse(text: str, unsaid: Unsaid = NEW) -> Recipe:
         given.get("title", "A study"), given.get("about", ""), (named,) if isinstance(named, str) else tuple(named),
         given.get("margin", 1.0), folds, replicates, nested, train, tune, given["datasets"], given["models"], losses,
         {name: own for name, entry in given["losses"].items() if (own := _fewer(name, entry, replicates, nested))},
+        unsaid.rates,
     )  # fmt: skip
     _refuse_contradictions(recipe)
     _refuse_what_cannot_run(recipe)

@@ -35,8 +35,9 @@ from polydice.studies.files import (
     read_settings,
     read_where,
 )
-from polydice.studies.recipe import BEGUN_BEFORE, NEW, Planned, Recipe, RecipeError, Unsaid, read, slug, text_of
+from polydice.studies.recipe import Planned, Recipe, RecipeError, read, slug, text_of
 from polydice.studies.record import RECORD, Kept, read_record
+from polydice.studies.unsaid import BEGUN_BEFORE, NEW, OPTIMIZER, RATES, Unsaid
 from polydice.training.checkpoint import write_text
 from polydice.training.config import BEFORE, CountingWeights, Settings
 
@@ -241,7 +242,8 @@ def _unsaid(folder: Path, where: Where | dict[str, Any]) -> Unsaid:
     trained as the rest was."""
     if {"score", "weights", "nested"} <= where.keys():
         seeds = tuple(where["seeds"]) if "seeds" in where else None
-        return Unsaid(where["score"], where["weights"], seeds, where["nested"])
+        steps = where.get("optimizer", OPTIMIZER), where.get("rates", RATES)
+        return Unsaid(where["score"], where["weights"], seeds, where["nested"], *steps)
     settings = _trained_by(folder)
     if settings is None:
         return replace(NEW, score=where.get("score", NEW.score))

@@ -5,9 +5,11 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any, Required, TypedDict, get_type_hints
 
 from polydice.data.generate import Options
+from polydice.recommended import START
 from polydice.suggest import meant
 from polydice.training.config import Settings
 from polydice.values import Count, Positive, as_tuple, check
@@ -46,6 +48,7 @@ class RecipeError(ValueError):
     """A recipe that cannot be followed; the message says where in it."""
 
 
+AUTO = "auto"  # what is chosen for a recipe: a network, or the rates to choose from
 LONGEST_NAME = 100  # letters: file systems take 255 bytes
 TOP = set(get_type_hints(Written))
 
@@ -69,7 +72,21 @@ def loads(text: str) -> dict[str, Any]:
         refuse_unknown(f"datasets.{name}.generate", dataset.get("generate", {}), set(get_type_hints(Generated)))
     for name, model in given["models"].items():
         refuse_unknown(f"[models.{name}]", model, OF_A_PART)
+    if given.get("tune", {}).get("rate") == AUTO:
+        given["tune"]["rate"] = own_rates(given)
     return given
+
+
+def own_rates(given: Mapping[str, Any]) -> list[float]:
+    """The rates to choose from that the optimiser of a recipe has."""
+    tables = (given.get(name, {}).values() for name in ("datasets", "models", "losses"))
+    if any(isinstance(part, dict) and "optimizer" in part for part in (given["tune"], *chain(*tables))):
+        raise RecipeError(
+            f'rate = "{AUTO}" under [tune] are the rates of the one optimiser under [train], and this recipe has '
+            "several: list the rates"
+        )
+    named = given.get("train", {}).get("optimizer")
+    return [*START.tried.get(named, START.tried[START.optimizer])]  # what is wrong with another name is said later
 
 
 def dumps(given: Mapping[str, Any]) -> str:

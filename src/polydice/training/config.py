@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from polydice.models import MODELS, Model, find
+from polydice.recommended import START, Optimizer
 from polydice.values import Count, NotNegative, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
@@ -30,18 +31,18 @@ CountingWeights = Literal["last", "best"]
 # What these settings were before they existed: a run that was saved then does not say it.
 BEFORE: dict[str, Any] = {"score": "dice_global", "weights": "best", "optimizer": "sgd", "nesterov": False}
 
-# The numbers that each optimiser takes, and their defaults. SGD's are the paper's. AdamW's rate is that of nnU-Net's
-# nnUNetTrainerAdam3en4, its decay that of torch.
+# The numbers that each optimiser takes, and their defaults. SGD's momentum and decay are the paper's, AdamW's decay is
+# that of torch.
 OPTIMIZERS: dict[str, dict[str, float]] = {
-    "sgd": {"rate": 0.01, "momentum": 0.9, "decay": 1e-4},
-    "adamw": {"rate": 3e-4, "decay": 0.01},
+    "sgd": {"rate": START.rate["sgd"], "momentum": 0.9, "decay": 1e-4},
+    "adamw": {"rate": START.rate["adamw"], "decay": 0.01},
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run. The defaults are the paper's (SGD, 200 epochs, batches of 24 images of 224 x 224), except for
-    the score and the weights that count."""
+    """One training run. The defaults are the paper's (200 epochs, batches of 24 images of 224 x 224), except for the
+    score and the weights that count, and for loss, optimiser and rate: these are where to start (recommended.py)."""
 
     data: Path
     """Folder of the data set."""
@@ -93,7 +94,7 @@ class Settings:
     pretrained: Path | None = None
     """transunet: the official R50+ViT-B_16.npz, or a timm vit_base_r50_s16 state."""
 
-    loss: str = "PolyDice1Loss(epsilon=0.5, batch=True)"
+    loss: str = START.loss
     """As in Python: "PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()"."""
     adapt_kappa: bool = True
     """The κ of a t-vMF loss follows the validation: 32 times each class's Dice. (An ε follows it where the loss says
@@ -103,7 +104,7 @@ class Settings:
     """How often every training image is seen."""
     batch: Count | None = None
     """Images in a batch, over all processes. If not given 24, or 2 patches of volumes."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Optimizer = START.optimizer
     """SGD with momentum, or AdamW."""
     rate: Positive | None = None
     """Learning rate of the first step; it falls to 0 by the last. If not given 0.01 for sgd, 0.0003 for adamw."""

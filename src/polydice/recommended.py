@@ -1,0 +1,26 @@
+"""Where to start: the loss, the optimiser and the rates that the measurements support, said once.
+
+`polydice train` takes them if nothing else is given, and a recipe where it says nothing. Tests hold the recipe
+`compare`, nnU-Net's trainers and the docs to them: change them here, and what has to follow is named.
+"""
+
+from typing import Literal, NamedTuple
+
+Optimizer = Literal["sgd", "adamw"]
+
+
+class Start(NamedTuple):
+    loss: str  # as in Python
+    trainer: str  # of nnU-Net, with this loss
+    optimizer: Optimizer
+    rate: dict[str, float]  # of the loss, by optimiser
+    tried: dict[str, list[float]]  # around it: what a study has every loss choose from
+
+
+START = Start(
+    loss="DiceLoss(batch=True) + CrossEntropyLoss()",
+    trainer="nnUNetTrainerDiceCE",
+    optimizer="sgd",
+    rate={"sgd": 0.01, "adamw": 0.0003},  # the paper's, and that of nnU-Net's nnUNetTrainerAdam3en4
+    tried={"sgd": [0.0025, 0.01, 0.04, 0.16], "adamw": [0.00008, 0.00032, 0.00128, 0.00512]},
+)

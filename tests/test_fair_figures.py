@@ -1,0 +1,185 @@
+"""results/fair/figures.py and hypotheses.py: the page says what check.py finds in the records, and the plan's rules."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from polydice.studies.answer import Response, Tried
+from polydice.studies.comparison import Comparison, Paired, Row
+from polydice.studies.pack import pack
+from polydice.studies.verdicts import Kind, Verdict
+from tests.studies.made_up import study_in
+from tests.test_results import trained
+
+FAIR = Path(__file__).parents[1] / "results" / "fair"
+CHECK, RULES = (runpy.run_path(str(FAIR / name)) for name in ("check.py", "hypotheses.py"))
+PAGE = """Before.
+<!-- tables -->
+old
+<!-- end tables -->
+Between.
+<!-- hypotheses -->
+<!-- end hypotheses -->
+After.
+"""
+RECIPE = (
+    (FAIR / "acdc.toml").read_text(encoding="utf-8")
+    .replace('path = "acdc"', 'path = "mine"').replace('"last"', '"best"').replace("replicates = 3", "replicates = 2")
+)  # fmt: skip
+
+
+def drawn(folder: Path) -> str:
+    """What the script says when it has done its work in a folder."""
+    command = [sys.executable, str(FAIR / "figures.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with marks, a study with all of its runs and nnU-Net's records."""
+    folder = tmp_path_factory.mktemp("fair")
+    pack(trained(study_in(folder / "work", lambda run: False, RECIPE)), folder / "acdc")
+    runs = [
+        ("nnUNetTrainer", 0, 8),
+        ("nnUNetTrainer", 1, 8),
+        ("nnUNetTrainerTvMFCE", 0, 9),
+        ("nnUNetTrainerTvMFCE", 1, 7),
+    ]
+    records = [{"trainer": name, "fold": fold, "voxels": {"a": [[hits, 10, 10]]}} for name, fold, hits in runs]
+    (folder / "nnunet").mkdir()
+    (folder / "nnunet/records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "README.md").write_text(PAGE)
+    drawn(folder)
+    return folder
+
+
+def test_the_table_has_what_the_script_without_polydice_finds(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    (rows,) = CHECK["study"](folder / "acdc").values()
+    lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in page.splitlines()}
+    assert len(rows) == 5
+    for loss, row in rows.items():
+        _, rate, score, *differences, plateau = (cell.replace("−", "-").strip() for cell in lines[loss])
+        assert (rate.split()[0], score.strip("*")) == (row["chosen"].removeprefix("rate="), f"{row['mean']:.2f}")
+        ends = [row["plateau"][place].removeprefix("rate=") for place in (0, -1)]
+        assert plateau.split(" (")[0].split(" … ") == list(dict.fromkeys(ends))
+        told = {
+            name: f"{to['mean']:+.2f} [{to['low']:.2f}, {to['high']:.2f}] {to['verdict']}"
+            for name, to in row["to"].items()
+        }
+        assert differences == [told.get(name, "") for name in ("Dice", "Dice + cross-entropy")]
+    assert "| TvMFCE | 80.00 | +0.00 | +10.00, −10.00 |" in page
+    assert "Over 2 replicates of 5 folds." in page
+
+
+def test_a_page_is_filled_between_its_marks_and_the_same_every_time(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    assert [line for line in page.splitlines() if line in PAGE.splitlines()] == [
+        line for line in PAGE.splitlines() if line != "old"
+    ]
+    before = {name: (folder / name).read_bytes() for name in ("README.md", "forest.png", "score-rate.png")}
+    drawn(folder)
+    assert before == {name: (folder / name).read_bytes() for name in before}
+    assert imread(folder / "forest.png").shape[1] == 1920
+
+
+def test_a_study_whose_rates_are_not_chosen_is_left_out(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "acdc", tmp_path / "acdc")
+    choices = json.loads((tmp_path / "acdc/chosen.json").read_text())
+    (tmp_path / "acdc/chosen.json").write_text(json.dumps(choices[1:]))
+    assert "acdc is left out: not all of its rates are chosen" in drawn(tmp_path)
+    assert not (tmp_path / "forest.png").exists()
+
+
+@pytest.mark.skipif(not (FAIR / "README.md").exists(), reason="the page is not written")
+def test_the_page_is_what_the_records_say(tmp_path: Path) -> None:
+    shutil.copytree(FAIR, tmp_path / "fair")
+    drawn(tmp_path / "fair")
+    assert (tmp_path / "fair/README.md").read_text() == (FAIR / "README.md").read_text()
+
+
+CLAUSE = ", but by less than the margin"
+
+
+def compared(kinds: Mapping[str, Kind], rates: Mapping[str, int] = {}, to_tvmf: Kind = "equivalent") -> Comparison:
+    """Losses with these verdicts against Dice, so many rates in their plateaus, and ε that follows against t-vMF."""
+    rows = []
+    for loss in ("Dice", *kinds):
+        told = {"Dice": Paired(verdict=Verdict(kinds[loss], 0.1, 0.0, 0.2, 1.0))} if loss in kinds else {}
+        rows.append(Row(loss, Counter(), {}, 0, {}, None, told, None, None))
+    responses = [
+        Response(loss, "rate", tuple(Tried(4.0**place, 90 if place < count else 80) for place in range(5)), 1.0, 1.0)
+        for loss, count in rates.items()
+    ]
+    pairs = {(RULES["FOLLOWING"], RULES["TVMF"]): Verdict(to_tvmf, 0.0, -0.1, 0.1, 1.0)}
+    return Comparison(
+        "set", "net", ("Dice",), "dice_foreground", 1.0, True, "last", tuple(rows), pairs, tuple(responses)
+    )
+
+
+@pytest.mark.parametrize(
+    ("coupled", "detached", "said"),
+    [
+        ("equivalent", f"better{CLAUSE}", "confirmed"),
+        ("equivalent", "better", "refuted"),
+        ("worse", "undecided", "refuted"),
+        ("undecided", f"worse{CLAUSE}", "open"),
+        ("too few runs", "equivalent", "open"),
+        (None, "equivalent", "open"),
+        (None, "worse", "refuted"),
+    ],
+)
+def test_h1(coupled: Kind | None, detached: Kind, said: str) -> None:
+    kinds = {RULES["DETACHED"]: detached} | ({RULES["COUPLED"]: coupled} if coupled else {})
+    assert RULES["equivalent"](compared(kinds)) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("better", "confirmed"),
+        (f"better{CLAUSE}", "confirmed"),
+        ("equivalent", "refuted"),
+        (f"worse{CLAUSE}", "refuted"),
+        ("worse", "refuted"),
+        ("undecided", "open"),
+        ("too few runs", "open"),
+    ],
+)
+def test_h2(kind: Kind, said: str) -> None:
+    assert RULES["above"](compared({RULES["TVMF"]: kind}), RULES["TVMF"]) == said
+
+
+@pytest.mark.parametrize(
+    ("tvmf", "others", "said"), [(4, (3, 2, 1), "confirmed"), (3, (3, 2, 1), "open"), (2, (1, 1, 3), "refuted")]
+)
+def test_h3(tvmf: int, others: tuple[int, int, int], said: str) -> None:
+    names = ("TVMF", "DICE", "BOTH", "DETACHED")
+    found = compared({}, {RULES[name]: count for name, count in zip(names, (tvmf, *others), strict=True)})
+    assert RULES["forgives"](found) == f"{said} ({tvmf} against {max(others)} rates)"
+
+
+@pytest.mark.parametrize(
+    ("sgd", "adamw", "to_tvmf", "said"),
+    [
+        ("equivalent", f"better{CLAUSE}", "undecided", "confirmed"),
+        (f"worse{CLAUSE}", "better", "equivalent", "confirmed"),
+        ("equivalent", "better", "worse", "open"),
+        (f"better{CLAUSE}", "better", "equivalent", "open"),
+        ("better", "better", "equivalent", "refuted"),
+        ("equivalent", "equivalent", "equivalent", "refuted"),
+        ("undecided", "better", "equivalent", "open"),
+    ],
+)
+def test_h4(sgd: Kind, adamw: Kind, to_tvmf: Kind, said: str) -> None:
+    slow, fast = (compared({RULES["FOLLOWING"]: kind}, to_tvmf=to_tvmf) for kind in (sgd, adamw))
+    assert RULES["follows"](slow, fast) == said
