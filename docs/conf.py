@@ -26,7 +26,7 @@ myst_heading_anchors = 4
 autodoc_mock_imports = ["monai"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them
-napoleon_custom_sections = [("Call", "params_style")]
+napoleon_custom_sections = ["Call"]
 
 html_theme = "furo"
 html_title = "polydice"
