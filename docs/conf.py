@@ -31,3 +31,5 @@ napoleon_custom_sections = ["Call"]
 html_theme = "furo"
 html_title = "polydice"
 html_extra_path = ["site"]  # the page at the site's root
+html_static_path = ["static"]
+html_css_files = ["site.css"]
