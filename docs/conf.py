@@ -26,8 +26,10 @@ myst_heading_anchors = 4
 autodoc_mock_imports = ["monai"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them
-napoleon_custom_sections = [("Call", "params_style")]
+napoleon_custom_sections = ["Call"]
 
 html_theme = "furo"
 html_title = "polydice"
 html_extra_path = ["site"]  # the page at the site's root
+html_static_path = ["static"]
+html_css_files = ["site.css"]

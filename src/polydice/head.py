@@ -24,6 +24,14 @@ class HeadLoss(nn.Module):
     >>> loss = HeadLoss(DiceLoss() + CrossEntropyLoss(), conv)
     >>> loss(torch.randn(2, 8, 6, 6, 6), torch.randint(20, (2, 6, 6, 6))).shape
     torch.Size([])
+
+    Args:
+        loss: a loss of polydice, or a sum of them, with all its options.
+        conv: `nn.Conv1d`, `Conv2d` or `Conv3d` of F features to C classes, 1×1, without stride, padding and groups.
+
+    Call:
+        `loss(features, target, mask=None, annotated=None)`, with features `[B, F, *spatial]`, as the convolution takes
+        them; all else as the loss takes it, and gives it.
     """
 
     def __init__(self, loss: Summand, conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
@@ -37,7 +45,6 @@ class HeadLoss(nn.Module):
     def forward(
         self, features: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
     ) -> Tensor:
-        """features `[B, F, *spatial]`, as the convolution takes them; all else as the loss takes it."""
         features = self._fitting(features)
         weight, bias = self.conv.weight.flatten(1).contiguous(), self.conv.bias
         shape = features.shape[0], weight.shape[0], *features.shape[2:]

@@ -31,17 +31,25 @@ def pixel_sums(
 ) -> PixelSums:
     """One differentiable pass over the pixels, and all that any loss here is made of.
 
-    logits `[B, C, *spatial]`; target `[B, *spatial]` or `[B, 1, *spatial]` class labels, or masks of the logits' own
-    shape; mask `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation; annotated
-    `[B, C]`, booleans: a class that is not annotated in an image has no sums there, and with softmax is background.
-
-    Sums are float32, float64 for float64 logits. Wanted by default: every sum the activation allows, but not `uniform`,
-    and `focal` only if its γ, `gamma`, is given.
+    Sums are float32, float64 for float64 logits.
 
     >>> logits = torch.tensor([[[2.0, -1.0], [0.0, 1.0]]])  # one image, two classes, two pixels
     >>> sums = pixel_sums(logits, torch.tensor([[0, 1]]), want=["intersection", "target"])
     >>> sums.intersection
     tensor([[0.8808, 0.8808]])
+
+    Args:
+        logits: `[B, C, *spatial]`.
+        target: `[B, *spatial]` or `[B, 1, *spatial]` class labels, or masks of the logits' own shape.
+        activation: "softmax", "sigmoid" (channels that overlap), or "none" where the network gives probabilities.
+        ignore_index: label of pixels that do not count.
+        mask: `[B, *spatial]` or `[B, 1, *spatial]`, boolean or float weights, applied after the activation.
+        annotated: `[B, C]`, booleans: a class that is not annotated in an image has no sums there, and with softmax is
+            background.
+        gamma: γ of the sum `focal`, at least 0.
+        want: names of the sums; if not given, every one that the activation allows, but not `uniform`, and `focal` only
+            if its γ is given.
+        impl: "fused" (Triton, on CUDA), "eager" (torch), or "auto": fused where that can be.
     """
     if want is None:
         want = [name for name in FIELDS if name not in FROM_LOGITS or activation != "none"]

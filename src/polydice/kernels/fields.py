@@ -9,20 +9,35 @@ _UNWANTED: Any = None
 
 class PixelSums(NamedTuple):
     """Sums over the pixels of one image, for each class: `[B, C]` each, `None` where not wanted. ŷ is the prediction
-    after the activation, y the target; a float mask weighs every pixel's part. `kernels/reference.py` defines them."""
+    after the activation, y the target; a float mask weighs every pixel's part. `kernels/reference.py` defines them.
 
-    intersection: Tensor = _UNWANTED  # Σ y·ŷ
-    prediction: Tensor = _UNWANTED  # Σ ŷ
-    prediction_sq: Tensor = _UNWANTED  # Σ ŷ²
-    target: Tensor = _UNWANTED  # Σ y
-    target_sq: Tensor = _UNWANTED  # Σ y²
-    error_sq: Tensor = _UNWANTED  # Σ (y − ŷ)²
-    cross_entropy: Tensor = _UNWANTED  # Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid)
-    pixels: Tensor = _UNWANTED  # pixels not ignored
-    focal: Tensor = _UNWANTED  # Σ −y·(1 − ŷ)^γ·log ŷ (softmax), and of sigmoid also Σ −(1 − y)·ŷ^γ·log(1 − ŷ)
-    uniform: Tensor = _UNWANTED  # Σ −log ŷ / C (softmax): the cross-entropy of a target that does not know
-    annotated: Tensor | None = None  # booleans: which classes were annotated there; None: all of them
-    labels: bool = True  # whether the target was class labels (else masks)
+    Args:
+        intersection: Σ y·ŷ.
+        prediction: Σ ŷ.
+        prediction_sq: Σ ŷ².
+        target: Σ y.
+        target_sq: Σ y².
+        error_sq: Σ (y − ŷ)².
+        cross_entropy: Σ −y·log ŷ (softmax), Σ of the binary one (sigmoid).
+        pixels: pixels not ignored.
+        focal: Σ −y·(1 − ŷ)^γ·log ŷ (softmax), and of sigmoid also Σ −(1 − y)·ŷ^γ·log(1 − ŷ).
+        uniform: Σ −log ŷ / C (softmax): the cross-entropy of a target that does not know.
+        annotated: booleans: which classes were annotated there; None: all of them.
+        labels: whether the target was class labels (else masks).
+    """
+
+    intersection: Tensor = _UNWANTED
+    prediction: Tensor = _UNWANTED
+    prediction_sq: Tensor = _UNWANTED
+    target: Tensor = _UNWANTED
+    target_sq: Tensor = _UNWANTED
+    error_sq: Tensor = _UNWANTED
+    cross_entropy: Tensor = _UNWANTED
+    pixels: Tensor = _UNWANTED
+    focal: Tensor = _UNWANTED
+    uniform: Tensor = _UNWANTED
+    annotated: Tensor | None = None
+    labels: bool = True
 
 
 SUMS = PixelSums._fields[:-2]  # kernels number them in this order
