@@ -246,6 +246,20 @@ def own_training(trained: Mapping[tuple[str, int], float]) -> Table:
     )
 
 
+def grafting(folder: Path) -> Table | None:
+    """Direction and size of the gradient: score, and difference to Dice."""
+    if not (folder / "graft" / "runs.jsonl.gz").is_file():
+        return None
+    study = open_study(folder / "graft")
+    (found,) = compare(study)
+    rows = []
+    for row in found.rows:
+        ((_, rate),) = study.recipe.losses[row.loss][0].settings
+        cells = (row.loss, f"{rate:g}", f"{100 * row.scores[found.score].mean:.2f}", _told(row.verdicts.get("Dice")))
+        rows.append(tuple(map(Cell, cells)))
+    return Table("", ("gradient", "rate", "score", "difference to Dice"), tuple(rows))
+
+
 def parts(studies: Mapping[str, Kept], trained: Mapping[tuple[str, int], float]) -> dict[str, str]:
     """The parts of README.md, by their marks."""
     blocks = []
@@ -278,7 +292,9 @@ def main(folder: Path) -> None:
             with rc_context(PLAIN):
                 figure.savefig(folder / f"{name}.png", metadata={"Software": None}, dpi=200)
             print(folder / f"{name}.png")
-    found, page = parts(studies, trained), folder / "README.md"
+    found, page, grafted = parts(studies, trained), folder / "README.md", grafting(folder)
+    if grafted:
+        found["grafting"] = markdown(grafted).partition("\n\n")[2].strip()
     if page.exists():
         page.write_text(filled(page.read_text(encoding="utf-8"), found), encoding="utf-8")
         print(page)
