@@ -200,6 +200,9 @@ def results(each: Kept) -> Table:
     found = each.comparison
     rates = {told.loss: told for told in found.responses if told.setting == "rate"}
     best = found.highest if all(row.scores for row in found.rows) else ""
+    if not any(row.counting for row in found.rows):  # the rates are all there is
+        chosen = [(row.loss, _rate(rates.get(row.loss)), _plateau(rates.get(row.loss))) for row in found.rows]
+        return Table(each.title, ("loss", "best rate", "plateau"), tuple(tuple(map(Cell, row)) for row in chosen))
     rows = []
     for row in found.rows:
         score = row.scores.get(found.score)
