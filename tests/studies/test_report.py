@@ -119,7 +119,8 @@ def test_runs_that_predict_nothing_or_lose_a_class_are_named(
     assert named in capsys.readouterr().err.splitlines()
     for name in ("report.html", "tables.md"):
         assert named in (study.folder / "report" / name).read_text(encoding="utf-8")
-    kept = remarks(open_study(RESULTS / "hippocampus-small"))
+    study = open_study(RESULTS / "hippocampus-small")
+    kept = remarks(study.finished(), study.recipe.outer)
     assert kept == [
         "hippocampus, unet3d, PolyDice-1, ε = 0.5: has lost Anterior, in the truth of test cases and predicted in none "
         "(seed 0, fold 0, 1, 2, 3, 4)"
@@ -181,7 +182,8 @@ def test_many_small_cells_and_few_steps(tmp_path: Path) -> None:
         collapsed = Counter(each.run.loss for each in study.finished() if _has_collapsed(each))
         assert collapsed.total() >= 3, "or the test would show nothing"
         assert {row.loss: row.collapsed for row in found.rows} == {row.loss: collapsed[row.loss] for row in found.rows}
-        assert all(any(f"unet, {loss}: " in line for line in remarks(study)) for loss in collapsed)
+        told = remarks(study.finished(), study.recipe.outer)
+        assert all(any(f"unet, {loss}: " in line for line in told) for loss in collapsed)
     assert order["dice_foreground"]["dice_foreground"] == order["dice_foreground"]["dice_case"]
     wrong = order["dice_global"]
     assert wrong["dice_case"][0] == "Dice + cross-entropy", "it finds least"

@@ -182,7 +182,7 @@ def _conclude(agenda: "Agenda", json_output: bool) -> int:
     report = write_report(study, comparisons)
     for run in failed:
         print(f"failed: {study.run_folder(run)}: {study.error(run).partition(chr(10))[0]}", file=sys.stderr)
-    told = [*agenda.undecided(), *remarks(study)]
+    told = [*agenda.undecided(), *remarks(study.finished(), study.recipe.outer)]
     if not json_output:
         width = get_terminal_size().columns if sys.stdout.isatty() else None
         for each in comparisons:

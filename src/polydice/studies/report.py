@@ -25,7 +25,7 @@ from polydice.studies.plots import Plot
 from polydice.studies.pool import Pool
 from polydice.studies.qualitative import NotHereError, qualitative
 from polydice.studies.recipe import Planned
-from polydice.studies.study import State, Study
+from polydice.studies.study import Finished, State, Study
 from polydice.studies.style import save
 from polydice.training import scoring
 from polydice.training.checkpoint import write_text
@@ -37,12 +37,14 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     """Writes the report of what is finished; returns the path of its page. `comparisons` are the study's, if known."""
     comparisons = compare(study) if comparisons is None else comparisons
     out, recipe = study.report_folder, study.recipe
+    finished = list(study.finished())  # once: to read and check all results takes most of a report's time
+    used = _used(finished)
     shared, sections = _drawn(study, comparisons, out / "figures")
     by_dataset = [tables.by_dataset(comparisons, model) for model in recipe.models] if len(recipe.datasets) > 1 else []
     own = [table for section in sections for table in section.tables]
-    every, told, missing = [*by_dataset, *own], remarks(study), list(_missing(study, comparisons))
+    every, told, missing = [*by_dataset, *own], remarks(finished, recipe.outer), list(_missing(study, comparisons))
 
-    listed = [*(f"trained on {line}" for line in _used(study)), *missing]
+    listed = [*(f"trained on {line}" for line in used), *missing]
     told_weights = {"last": "weights of the last epoch", "best": "weights that were best on validation"}
     about = [] if study.weights == recipe.weights else [told_weights[study.weights]]
     about += [] if study.against is None else [f"compared with {study.against}"]
@@ -51,8 +53,9 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     write_text(out / "tables.tex", "\n".join(["% Takes \\usepackage{booktabs}.", *map(formats.latex, every)]))
     write_text(out / "tables.md", tables.document(title, recipe.about, comparisons, every, listed, told))
     content = page(
-        title=title, about=recipe.about.strip(), facts=_facts(study), shared=shared, by_dataset=by_dataset,
-        sections=sections, remarks=told, missing=missing, notes=tables.notes(comparisons), versions=_versions(study),
+        title=title, about=recipe.about.strip(), facts=[*_facts(study), *used], shared=shared,
+        by_dataset=by_dataset, sections=sections, remarks=told, missing=missing, notes=tables.notes(comparisons),
+        versions=_versions(finished),
         commands=_commands(study),
         recipe=(study.folder / "recipe.toml").read_text(encoding="utf-8"),
     )  # fmt: skip
@@ -60,15 +63,15 @@ def write_report(study: Study, comparisons: Sequence[Comparison] | None = None) 
     return out / "report.html"
 
 
-def remarks(study: Study) -> list[str]:
+def remarks(finished: Iterable[Finished], outer: str) -> list[str]:
     """What a reader must know of single runs before a mean is believed: a line for each loss, which names its runs."""
     folds: defaultdict[str, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for each in study.finished():
+    for each in finished:
         for what in scoring.remarks(each.result):
             folds[f"{_named(each.run)}: {what}"][each.run.replicate].append(str(each.run.fold))
     lines = []
     for what, by_replicate in folds.items():
-        places = (f"{study.recipe.outer} {one}, fold {', '.join(those)}" for one, those in by_replicate.items())
+        places = (f"{outer} {one}, fold {', '.join(those)}" for one, those in by_replicate.items())
         lines.append(f"{what} ({'; '.join(places)})")
     return lines
 
@@ -135,15 +138,11 @@ def _facts(study: Study) -> Iterator[str]:
     yield f"baseline: {', '.join(study.recipe.baselines)}"
     yield f"score: {study.recipe.score}"
     yield f"weights: {study.weights}"
-    yield from _used(study)
 
 
-def _used(study: Study) -> list[str]:
+def _used(finished: Iterable[Finished]) -> list[str]:
     """What was trained on; several lines of a data set that has changed between its runs."""
-    told = {
-        f"{each.run.dataset}: {in_words(each.result['used'])}" for each in study.finished() if "used" in each.result
-    }
-    return sorted(told)
+    return sorted({f"{run.dataset}: {in_words(result['used'])}" for run, result in finished if "used" in result})
 
 
 def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -163,10 +162,10 @@ def _missing(study: Study, comparisons: Sequence[Comparison]) -> Iterator[str]:
                     yield f"{each.title}, {row.loss}: {runs} {why}{over}"
 
 
-def _versions(study: Study) -> str:
+def _versions(finished: Iterable[Finished]) -> str:
     """What trained the runs; several where a study went on elsewhere."""
     found: Counter[str] = Counter()
-    for each in study.finished():
+    for each in finished:
         versions = ", ".join(f"{name} {version}" for name, version in each.result["versions"].items())
         found[f"{versions}, on {each.result['device']}"] += 1
     told = "; ".join(f"{formats.count(count, 'run')} with {what}" for what, count in sorted(found.items()))
