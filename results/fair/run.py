@@ -1,0 +1,166 @@
+"""Trains studies of PLAN.md by its rules, some beside each other, and keeps their records here. From the root:
+
+    python results/fair/run.py hippocampus-sgd hippocampus-adamw acdc --data data --out runs/fair --per-gpu 5
+
+Each study goes on from its record in this folder. If the best rate of a loss is at an end of the list when all rates
+are chosen, the list gets one more, four times beyond that end, and what was compared before is trained again; once on
+either side. If a difference to Dice is undecided when all is trained, Hippocampus and Kvasir-SEG get the replicates of
+their second look. After --minutes, or a signal, all stop; records are packed, and recipes whose lists or replicates
+have grown are written here. The same command goes on.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+from types import FrameType
+
+import check
+
+HERE = Path(__file__).parent
+SECOND_LOOK = {"hippocampus-sgd": 4, "hippocampus-adamw": 4, "kvasir": 5}  # replicates
+RATES = re.compile(r"^rate = \[(.*)\]$", re.MULTILINE)
+
+
+def rates_in(recipe: str) -> list[str]:
+    """Those that are chosen from; none where nothing is chosen."""
+    listed = RATES.search(recipe)
+    return listed[1].split(", ") if listed else []
+
+
+def ends(rates: list[str], chosen: list[dict]) -> set[str]:
+    """At which ends of the list a loss has its best rate."""
+    best = {float(choice["value"].removeprefix("rate=")) for choice in chosen}
+    return {side for side, rate in (("low", rates[0]), ("high", rates[-1])) if float(rate) in best}
+
+
+def longer(recipe: str, sides: set[str]) -> str:
+    rates = rates_in(recipe)
+    lower = [f"{float(rates[0]) / 4:.10g}"] if "low" in sides else []
+    higher = [f"{float(rates[-1]) * 4:.10g}"] if "high" in sides else []
+    return RATES.sub(f"rate = [{', '.join([*lower, *rates, *higher])}]", recipe)
+
+
+class Training:
+    """A study that is trained, and how far it is."""
+
+    def __init__(self, name: str, place: Path, options: list[str]) -> None:
+        self.name, self.folder, self.options = name, place / name, options
+        self.recipe = place / f"{name}.toml"
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / f"{name}.toml", self.recipe)
+        for module in HERE.glob("grafted.py"):  # a recipe names it, and finds it beside itself
+            shutil.copy(module, place)
+        if (HERE / name).is_dir() and not self.folder.exists():
+            shutil.copytree(HERE / name, self.folder)
+        self.tuned = not rates_in(self.recipe.read_text(encoding="utf-8"))
+        self.looked = name not in SECOND_LOOK
+        self.grown: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "polydice", "study", self.recipe, "--out", self.folder, *self.options]
+        with self.folder.with_suffix(".log").open("a") as log:  # a session of its own, so that all of it can be ended
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait()
+
+    def step(self) -> bool:
+        """Looks at it, and does what the plan says; whether it goes on."""
+        if not self.tuned:
+            self._extend()
+        if self.process.poll() is None:
+            return True
+        if self.process.returncode or not self.tuned or self.looked:
+            return False
+        self.looked = True
+        if not self._undecided():
+            return False
+        self._write(re.sub(r"^replicates = .*$", f"replicates = {SECOND_LOOK[self.name]}", self._text(), flags=re.M))
+        return True
+
+    def keep(self) -> None:
+        """Records what is finished. What was compared before all rates are chosen does not count."""
+        self.stop()
+        if not self.tuned:
+            self._forget_compared()
+        self._pack(HERE / self.name)
+        shutil.copy(self.recipe, HERE)
+
+    def _text(self) -> str:
+        return self.recipe.read_text(encoding="utf-8")
+
+    def _write(self, recipe: str) -> None:
+        """Goes on with another recipe."""
+        self.stop()
+        self.recipe.write_text(recipe, encoding="utf-8")
+        self.start()
+
+    def _extend(self) -> None:
+        path, recipe = self.folder / "chosen.json", self._text()
+        chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        rates = rates_in(recipe)
+        losses = len(re.findall(r'^"', recipe.partition("[losses]")[2], re.MULTILINE))
+        if sum(len(choice["validation"]) == len(rates) for choice in chosen) < losses:
+            return
+        sides = ends(rates, chosen) - self.grown
+        self.grown |= sides
+        if sides:
+            self.stop()
+            self._forget_compared()
+            self._write(longer(recipe, sides))
+        self.tuned = not sides
+
+    def _forget_compared(self) -> None:
+        for run in self.folder.glob("runs/**/replicate-*"):
+            shutil.rmtree(run)
+
+    def _pack(self, out: Path) -> None:
+        subprocess.run([sys.executable, "-m", "polydice", "pack", self.folder, "--out", out], check=True)
+
+    def _undecided(self) -> bool:
+        looked_at = self.folder.with_suffix(".look")
+        self._pack(looked_at)
+        rows = [row for found in check.study(looked_at).values() for row in found.values()]
+        return any(row["to"].get("Dice", {}).get("verdict") == "undecided" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains studies of PLAN.md.")
+    parser.add_argument("studies", nargs="+")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/fair"))
+    parser.add_argument("--per-gpu", default="5")
+    parser.add_argument("--beside", type=int, default=2, help="studies at a time")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    given = parser.parse_args()
+    options = ["--data", str(given.data), "--cache", str(given.out / "cache"), "--per-gpu", given.per_gpu]
+    waiting, running, begun, end = [*given.studies], [], [], monotonic() + 60 * given.minutes
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        nonlocal end
+        end = 0.0
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupted)
+    while (waiting or running) and monotonic() < end:
+        while waiting and len(running) < given.beside:
+            running.append(Training(waiting.pop(0), given.out, options))
+            begun.append(running[-1])
+        sleep(0.5)
+        running = [study for study in running if study.step()]
+    for study in begun:
+        study.keep()
+
+
+if __name__ == "__main__":
+    main()
