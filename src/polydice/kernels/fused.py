@@ -23,8 +23,9 @@ from polydice.kernels.triton import pass_backward, pass_forward
 KINDS = ("polynomial", "ratio", "overlap", "entropy", "focal")
 MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
 MOST_PARTIALS = 1 << 14  # that it adds up by itself
-GATHERED = 8192  # of them at a time
-SERIES_TERMS = 16  # of the squared angle, by halves: the rest is below 2^-44 of it
+TAIL_WARPS = 8
+# Of the squared angle, by halves: 2^(k+1) / (k^2 binomial(2k, k)). The rest is below 2^-44 of it.
+SERIES = tuple(2.0 ** (k + 1) / (k * k * math.comb(2 * k, k)) for k in range(1, 17))
 
 
 class PixelLaunches(NamedTuple):
@@ -307,8 +308,9 @@ def _tail(
 ) -> Launch:  # fmt: skip
     terms, forms = formula.terms, [term.form for term in formula.terms]
     rows_added = list(accumulate(bool(form.added) for form in forms))
-    rows, columns = triton.next_power_of_2(batch), triton.next_power_of_2(classes)
-    cells = min(1024, triton.next_power_of_2(len(options.want) * batch * classes))
+    images = batch if formula.over_batch else 1
+    rows, block = max(1, programs) * images, triton.next_power_of_2(batch * classes // images)
+    split = min(max(1, 32 * TAIL_WARPS // block), triton.next_power_of_2(rows))
     constants = {
         "KIND": tuple(KINDS.index(form.kind) for form in forms),
         "NUMBERS": tuple(float(number) for form in forms for number in form.numbers),
@@ -326,15 +328,16 @@ def _tail(
         "OVER_BATCH": formula.over_batch,
         **_places(options.want),
         "PARTIAL": partial,
-        "SERIES": SERIES_TERMS,
+        "SERIES": SERIES,
         "FIELDS": len(options.want),
-        "BLOCK_P": max(4, min(triton.next_power_of_2(programs), GATHERED // cells)) if programs else 0,
-        "BLOCK_J": cells,
-        "BLOCK_B": rows,
-        "BLOCK_C": columns,
+        "GATHERED": programs == 0,
+        "BLOCK": block,
+        "SPLIT": split,
+        "AT_ONCE": min(4, triton.cdiv(rows, 4 * split)),
+        "BLOCK_B": triton.next_power_of_2(batch),
     }
-    numbers = (*_absent(partial), room, batch, classes, programs)
-    return Launch(tail, 1, numbers, constants, device, num_warps=8)
+    numbers = (*_absent(partial), room, batch, classes, max(1, programs))
+    return Launch(tail, 1, numbers, constants, device, num_warps=TAIL_WARPS)
 
 
 def _places(want: tuple[str, ...]) -> dict[str, int]:

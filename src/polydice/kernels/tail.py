@@ -64,16 +64,16 @@ def _polynomial(
     x = tl.where(r < e * VANISHING, held, twice) * x_e
     x_b = -(gap_b + x * root_a * of_root) * x_e
     # The angle is twice that of u = 1 - cos(angle / 2), where its series converges three times as fast:
-    # t = 4 * 2 sum (2u)^k / (k^2 binomial(2k, k)); the k-th term is (k-1)^2 / (k (2k-1)) u of the one before.
+    # t = 4 sum 2 (2u)^k / (k^2 binomial(2k, k)), by Horner's rule; its slope in u is 4 of what is in t_x.
     of_half_cosine = _inverse_root(1 - x / 2)
     u = x * _inverse(2 + (2 - x) * of_half_cosine)
     t = tl.zeros_like(x)
     t_x = tl.zeros_like(x)
-    power = 2.0 + tl.zeros_like(x)
-    for k in tl.static_range(1, SERIES + 1):
-        t += power * u * (4 / k)
-        t_x += power
-        power = power * u * (k / (2 * k + 1))
+    for k in tl.static_range(len(SERIES)):
+        t_x = t_x * u + t
+        t = t * u + SERIES[len(SERIES) - 1 - k]
+    t_x = t_x * u + t
+    t = 4 * t * u
     t_x = t_x * of_half_cosine
     q = tl.zeros_like(x)
     q_t = tl.zeros_like(x)
@@ -105,13 +105,15 @@ def _overlap(i, p, a, alpha, beta, smooth, EXPONENT: tl.constexpr):
     return loss, of_i, of_p
 
 
-@triton.jit
-def _gather(partials, sums, start, programs, count, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr):
-    """Adds up, over the programs, the sums from `start` on. Four at a time in float32, which loses nothing that counts:
-    conversions are slow."""
+@triton.jit(do_not_specialize=("room", "count", "programs"))
+def gather(space, room, count, programs, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, AHEAD: tl.constexpr):
+    """The sums in `space`, laid out as `tail` says, of many partial sums: more than one multiprocessor should read.
+    Four at a time are added up in float32, which loses nothing that counts: conversions are slow."""
+    begin(AHEAD)
+    sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
     part = tl.arange(0, BLOCK_P)[:, None]
-    index = start + tl.arange(0, BLOCK_J)
-    here = partials + part * count + index[None, :]
+    index = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    here = space + 3 * room + part * count + index[None, :]
     total = tl.zeros((BLOCK_J,), tl.float64)
     for first in range(0, programs, BLOCK_P):
         inside = (part < programs - first) & (index < count)[None, :]
@@ -120,35 +122,65 @@ def _gather(partials, sums, start, programs, count, BLOCK_P: tl.constexpr, BLOCK
     tl.store(sums + index, total, mask=index < count)
 
 
-@triton.jit(do_not_specialize=("room", "count", "programs"))
-def gather(space, room, count, programs, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, AHEAD: tl.constexpr):
-    """The sums in `space`, laid out as `tail` says, of many partial sums: more than one multiprocessor should read."""
-    begin(AHEAD)
-    sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
-    _gather(space + 3 * room, sums, tl.program_id(0) * BLOCK_J, programs, count, BLOCK_P, BLOCK_J)
+@triton.jit
+def _four(
+    here, index, inside, first, rows, inner, images, FOUR: tl.constexpr, FIELD: tl.constexpr, FIELDS: tl.constexpr,
+    OVER_BATCH: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One of the sums over four rows, SPLIT apart. In float32, as `gather` does."""
+    found = tl.zeros((SPLIT, index.shape[0]), tl.float32)
+    for one in tl.static_range(4):
+        row = first + (4 * FOUR + one) * SPLIT + tl.arange(0, SPLIT)[:, None]
+        line = row * FIELDS + FIELD
+        if OVER_BATCH:
+            line = (row // images * FIELDS + FIELD) * images + row % images
+        found += tl.load(here + line * inner + index[None, :], mask=(row < rows) & inside[None, :], other=0.0)
+    return found.to(tl.float64)
 
 
 @triton.jit
-def _read(
-    sums, batch, classes, FIELD: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr
+def _sums(
+    here, index, inside, rows, inner, images, FIELDS: tl.constexpr, OVER_BATCH: tl.constexpr, SPLIT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """All sums, over the programs, of what `index` says: an image and a class, or OVER_BATCH a class, over so many
+    images too. They stay in registers: SPLIT threads share out the rows that are added up for each, and AT_ONCE times
+    four rows of a thread are on their way together."""
+    totals = ()
+    for _ in tl.static_range(FIELDS):
+        totals = totals + (tl.zeros((SPLIT, index.shape[0]), tl.float64),)
+    for first in range(0, rows, SPLIT * 4 * AT_ONCE):
+        grown = ()
+        for field in tl.static_range(FIELDS):
+            total = totals[field]
+            for four in tl.static_range(AT_ONCE):
+                total += _four(here, index, inside, first, rows, inner, images, four, field, FIELDS, OVER_BATCH, SPLIT)
+            grown = grown + (total,)
+        totals = grown
+    sums = ()
+    for field in tl.static_range(FIELDS):
+        sums = sums + (tl.sum(totals[field], 0),)
+    return sums
+
+
+@triton.jit
+def _of(sums, index, FIELD: tl.constexpr):
+    return sums[FIELD] if FIELD >= 0 else tl.zeros(index.shape, tl.float64)
+
+
+@triton.jit
+def _write(
+    slopes, slope, index, inside, batch, inner, FIELD: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK_B: tl.constexpr
 ):
-    """One of the sums, `[B, C]`, or `[1, C]` over the batch."""
-    total = tl.zeros((BLOCK_B, BLOCK_C), tl.float64)
+    """A slope of a class OVER_BATCH is that of the class in every image."""
     if FIELD >= 0:
-        image = tl.arange(0, BLOCK_B)[:, None]
-        channel = tl.arange(0, BLOCK_C)[None, :]
-        here = sums + (FIELD * batch + image) * classes + channel
-        total = tl.load(here, mask=(image < batch) & (channel < classes), other=0.0)
-    return tl.sum(total, 0, keep_dims=True) if OVER_BATCH else total
-
-
-@triton.jit
-def _write(slopes, slope, batch, classes, FIELD: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr):
-    if FIELD >= 0:
-        image = tl.arange(0, BLOCK_B)[:, None]
-        channel = tl.arange(0, BLOCK_C)[None, :]
-        here = slopes + (FIELD * batch + image) * classes + channel
-        tl.store(here, tl.broadcast_to(bounded(slope), (BLOCK_B, BLOCK_C)), mask=(image < batch) & (channel < classes))
+        slope = bounded(slope.to(tl.float32))
+        if OVER_BATCH:
+            image = tl.arange(0, BLOCK_B)[:, None]
+            here = slopes + (FIELD * batch + image) * inner + index[None, :]
+            tl.store(here, tl.broadcast_to(slope[None, :], here.shape), mask=(image < batch) & inside[None, :])
+        else:
+            tl.store(slopes + FIELD * inner + index, slope, mask=inside)
 
 
 @triton.jit(do_not_specialize=("room", "batch", "classes", "programs"))
@@ -161,10 +193,10 @@ def tail(
     INTERSECTION: tl.constexpr, PREDICTION: tl.constexpr, PREDICTION_SQ: tl.constexpr, TARGET: tl.constexpr,
     TARGET_SQ: tl.constexpr, ERROR_SQ: tl.constexpr, CROSS_ENTROPY: tl.constexpr, PIXELS: tl.constexpr,
     FOCAL: tl.constexpr, UNIFORM: tl.constexpr,
-    PARTIAL: tl.constexpr, SERIES: tl.constexpr, FIELDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
+    PARTIAL: tl.constexpr, SERIES: tl.constexpr, FIELDS: tl.constexpr, GATHERED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_B: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """weights `[terms, C]`, what is added to first coefficients, and, in `space`, partial sums (BLOCK_P = 0: sums) ->
+    """weights `[terms, C]`, what is added to first coefficients, and, in `space`, partial sums (GATHERED: sums) ->
     the loss and, in `space`, its slopes.
 
     The space holds the slopes `[fields, B, C]`, from `room` on as many sums in float64, and from three times `room` on
@@ -175,30 +207,38 @@ def tail(
     `[terms]` if not EACH_ADDED; -1: it has none. PARTIAL: only what is annotated, `[B, C]`, counts.
     """
     begin(AHEAD)
-    sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
-    if BLOCK_P > 0:
-        for start in range(0, FIELDS * batch * classes, BLOCK_J):
-            _gather(space + 3 * room, sums, start, programs, FIELDS * batch * classes, BLOCK_P, BLOCK_J)
-        tl.debug_barrier()  # read back from memory, the sums are spread over the threads
-    i = _read(sums, batch, classes, INTERSECTION, OVER_BATCH, BLOCK_B, BLOCK_C)
-    p = _read(sums, batch, classes, PREDICTION, OVER_BATCH, BLOCK_B, BLOCK_C)
-    b = _read(sums, batch, classes, PREDICTION_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    truth = _read(sums, batch, classes, TARGET, OVER_BATCH, BLOCK_B, BLOCK_C)
-    # The squares of labels are the labels.
-    a = _read(sums, batch, classes, TARGET if LABELS else TARGET_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    e = _read(sums, batch, classes, ERROR_SQ, OVER_BATCH, BLOCK_B, BLOCK_C)
-    entropy = _read(sums, batch, classes, CROSS_ENTROPY, OVER_BATCH, BLOCK_B, BLOCK_C)
-    pixels = _read(sums, batch, classes, PIXELS, OVER_BATCH, BLOCK_B, BLOCK_C)
-    focal = _read(sums, batch, classes, FOCAL, OVER_BATCH, BLOCK_B, BLOCK_C)
-    uniform = _read(sums, batch, classes, UNIFORM, OVER_BATCH, BLOCK_B, BLOCK_C)
-    channel = tl.arange(0, BLOCK_C)[None, :]
-    inside = (tl.arange(0, BLOCK_B)[:, None] < batch) & (channel < classes)
-    if PARTIAL:
-        here = annotated + tl.arange(0, BLOCK_B)[:, None] * classes + channel
-        inside = tl.load(here, mask=inside, other=0) != 0
+    inner, rows = batch * classes, programs
     if OVER_BATCH:
-        inside = tl.max(inside.to(tl.int32), 0, keep_dims=True) > 0 if PARTIAL else channel < classes
-    value = tl.zeros((1, 1), tl.float64)
+        inner, rows = classes, programs * batch
+    index = tl.arange(0, BLOCK)
+    within = index < inner
+    if GATHERED:
+        sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
+        found = _sums(sums, index, within, rows, inner, batch, FIELDS, OVER_BATCH, SPLIT, AT_ONCE)
+    else:
+        found = _sums(space + 3 * room, index, within, rows, inner, batch, FIELDS, OVER_BATCH, SPLIT, AT_ONCE)
+    # What is not among the sums is 0.
+    i = _of(found, index, INTERSECTION)
+    p = _of(found, index, PREDICTION)
+    b = _of(found, index, PREDICTION_SQ)
+    truth = _of(found, index, TARGET)
+    a = _of(found, index, TARGET if LABELS else TARGET_SQ)  # the squares of labels are the labels
+    e = _of(found, index, ERROR_SQ)
+    entropy = _of(found, index, CROSS_ENTROPY)
+    pixels = _of(found, index, PIXELS)
+    focal = _of(found, index, FOCAL)
+    uniform = _of(found, index, UNIFORM)
+    channel = index % classes
+    inside = within
+    if PARTIAL:
+        if OVER_BATCH:
+            image = tl.arange(0, BLOCK_B)[:, None]
+            here = annotated + image * classes + index[None, :]
+            known = tl.load(here, mask=(image < batch) & within[None, :], other=0) != 0
+            inside = tl.max(known.to(tl.int32), 0) > 0
+        else:
+            inside = tl.load(annotated + index, mask=within, other=0) != 0
+    value = tl.zeros((1,), tl.float64)
     of_i = tl.zeros_like(i)
     of_p = tl.zeros_like(i)
     of_b = tl.zeros_like(i)
@@ -210,15 +250,15 @@ def tail(
         counted = inside & (channel >= (0 if BACKGROUND[n] else 1))
         weight = counted.to(tl.float64)
         if WEIGHTS:
-            weight = weight * tl.load(weights + n * classes + channel, mask=channel < classes, other=0.0).to(tl.float64)
+            weight = weight * tl.load(weights + n * classes + channel, mask=within, other=0.0).to(tl.float64)
         if SKIP[n]:
             weight = tl.where((truth if TARGET >= 0 else a) < TINY, 0.0, weight)
         count = weight
         if KIND[n] == POLYNOMIAL:
-            more = tl.zeros((1, 1), tl.float64)
+            more = tl.zeros(index.shape, tl.float64)
             if ADDED[n] >= 0:
                 if EACH_ADDED:
-                    more = tl.load(added + ADDED[n] * classes + channel, mask=channel < classes, other=0.0)
+                    more = tl.load(added + ADDED[n] * classes + channel, mask=within, other=0.0)
                 else:
                     more += tl.load(added + ADDED[n])
             each, each_b, each_e = _polynomial(
@@ -246,11 +286,15 @@ def tail(
                 count = weight * truth
             else:
                 count = tl.where(inside & (channel == 0), pixels, 0.0)
-        share = FACTOR[n] + tl.zeros((1, 1), tl.float64)
-        if MEAN:
-            share = share * _inverse(tl.sum(tl.sum(count, 1, keep_dims=True), 0, keep_dims=True))
+        share = FACTOR[n] + tl.zeros((1,), tl.float64)
+        if MEAN and KIND[n] <= OVERLAP and not (WEIGHTS or SKIP[n] or PARTIAL):
+            # All count: their number is known, and nothing waits for a sum over the threads.
+            number = inner - (0 if BACKGROUND[n] else inner // classes)
+            share = share * _inverse(tl.zeros((1,), tl.float64) + number)
+        elif MEAN:
+            share = share * _inverse(tl.sum(count, 0, keep_dims=True))
         each = tl.where(weight == 0, 0.0, weight * each)
-        value += share * tl.sum(tl.sum(each, 1, keep_dims=True), 0, keep_dims=True)
+        value += share * tl.sum(each, 0, keep_dims=True)
         weight = share * weight
         if KIND[n] <= RATIO:
             of_b += tl.where(weight == 0, 0.0, weight * each_b)
@@ -267,15 +311,15 @@ def tail(
             of_entropy += weight
             of_i -= weight * (NUMBERS[4 * n] * (2 if SIGMOID else 1))
             of_p += weight * (NUMBERS[4 * n] if SIGMOID else 0.0)
-    tl.store(loss + tl.zeros((1, 1), tl.int32), value.to(tl.float32))
+    tl.store(loss + tl.zeros((1,), tl.int32), value.to(tl.float32))
     nothing = tl.zeros_like(i)
-    _write(space, of_i, batch, classes, INTERSECTION, BLOCK_B, BLOCK_C)
-    _write(space, of_p, batch, classes, PREDICTION, BLOCK_B, BLOCK_C)
-    _write(space, of_b, batch, classes, PREDICTION_SQ, BLOCK_B, BLOCK_C)
-    _write(space, nothing, batch, classes, TARGET, BLOCK_B, BLOCK_C)
-    _write(space, nothing, batch, classes, TARGET_SQ, BLOCK_B, BLOCK_C)
-    _write(space, of_e, batch, classes, ERROR_SQ, BLOCK_B, BLOCK_C)
-    _write(space, of_entropy, batch, classes, CROSS_ENTROPY, BLOCK_B, BLOCK_C)
-    _write(space, nothing, batch, classes, PIXELS, BLOCK_B, BLOCK_C)
-    _write(space, of_focal, batch, classes, FOCAL, BLOCK_B, BLOCK_C)
-    _write(space, of_uniform, batch, classes, UNIFORM, BLOCK_B, BLOCK_C)
+    _write(space, of_i, index, within, batch, inner, INTERSECTION, OVER_BATCH, BLOCK_B)
+    _write(space, of_p, index, within, batch, inner, PREDICTION, OVER_BATCH, BLOCK_B)
+    _write(space, of_b, index, within, batch, inner, PREDICTION_SQ, OVER_BATCH, BLOCK_B)
+    _write(space, nothing, index, within, batch, inner, TARGET, OVER_BATCH, BLOCK_B)
+    _write(space, nothing, index, within, batch, inner, TARGET_SQ, OVER_BATCH, BLOCK_B)
+    _write(space, of_e, index, within, batch, inner, ERROR_SQ, OVER_BATCH, BLOCK_B)
+    _write(space, of_entropy, index, within, batch, inner, CROSS_ENTROPY, OVER_BATCH, BLOCK_B)
+    _write(space, nothing, index, within, batch, inner, PIXELS, OVER_BATCH, BLOCK_B)
+    _write(space, of_focal, index, within, batch, inner, FOCAL, OVER_BATCH, BLOCK_B)
+    _write(space, of_uniform, index, within, batch, inner, UNIFORM, OVER_BATCH, BLOCK_B)
