@@ -8,6 +8,7 @@ rows are shared out over threads; the last group may have a few more than there 
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from polydice.kernels import eager, plan
 
@@ -54,7 +55,7 @@ def load(
     logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
     ACTIVATION: tl.constexpr, LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr,
     PARTIAL: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, TRUSTED: tl.constexpr = False,
 ):  # fmt: skip
     """A tile's logits and targets (rows beyond the last class repeat it, and nothing comes of them), which pixels count
     and with what weight, the labels as channels (-1: of none), and how much is wrong with each pixel: a label that no
@@ -64,7 +65,7 @@ def load(
     inside = inside_of(pixel, count - start, EVEN)
     label, valid, weight, bad = counted(
         target, mask, image, start, classes, count, ignore_index, target_b, target_n, mask_b, mask_n, inside,
-        LABELS, HAS_MASK, HAS_IGNORE, EVEN, BLOCK_N < 128, BLOCK_N,
+        LABELS, HAS_MASK, HAS_IGNORE, EVEN, BLOCK_N < 128, BLOCK_N, TRUSTED,
     )  # fmt: skip
     target += image * target_b
     logits += image * logits_b
@@ -74,7 +75,7 @@ def load(
     for group in tl.static_range(GROUPS):
         channel = channels_of(group, WIDE, BLOCK_C)
         row = channel if FULL or group < GROUPS - 1 else tl.minimum(channel, classes - 1)
-        x = tl.load(logits + (row * logits_c + (start + pixel) * logits_n), mask=inside, other=nothing).to(tl.float32)
+        x = widened(tl.load(logits + (row * logits_c + (start + pixel) * logits_n), mask=inside, other=nothing))
         if HAS_MASK or HAS_IGNORE:
             x = tl.where(valid, x, nothing)
         if LABELS:
@@ -94,10 +95,11 @@ def load(
 def counted(
     target, mask, image, start, classes, count, ignore_index, target_b, target_n, mask_b, mask_n, inside,
     LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, TRUSTED: tl.constexpr = False,
 ):  # fmt: skip
     """The labels of a tile as channels (-1: of none), which of its pixels count and with what weight, and what is wrong
-    with each: a label that no class has, a weight below 0."""
+    with each: a label that no class has, a weight below 0. TRUSTED: every pixel counts, and a label of no class is
+    found otherwise, so it may stay as it is."""
     valid = inside
     weight = valid.to(tl.float32)
     if HAS_MASK:
@@ -110,10 +112,12 @@ def counted(
         given = given.to(tl.int64) if given.dtype.primitive_bitwidth > 16 else given.to(tl.int32)
         if HAS_IGNORE:
             valid = valid & (given != ignore_index)
-        known = (given >= 0) & (given < tl.maximum(classes, 2))
-        bad += (valid & ~known).to(tl.int32)
-        # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
-        label = tl.where(valid & known, given.to(tl.int32) - (classes == 1).to(tl.int32), -1)
+        label = given.to(tl.int32)
+        if not (TRUSTED and EVEN and given.dtype.primitive_bitwidth <= 32):
+            known = (given >= 0) & (given < tl.maximum(classes, 2))
+            bad += (valid & ~known).to(tl.int32)
+            # Label 1 is the foreground of a single channel. A pixel that does not count belongs to no class.
+            label = tl.where(valid & known, label - (classes == 1).to(tl.int32), -1)
     return label, valid, weight, bad
 
 
@@ -126,6 +130,14 @@ def _line(here, start, stride, count, EVEN: tl.constexpr, FLAT: tl.constexpr, BL
         pixel = pixel[None, :]
     given = tl.load(here + (start + pixel) * stride, mask=inside_of(pixel, count - start, EVEN), other=0)
     return given[None, :] if FLAT else given
+
+
+@triton.jit
+def widened(values):
+    """In float32. A bfloat16 number is the upper half of one: a shift, or a mask where two are read together."""
+    if values.dtype == tl.bfloat16 and not INTERPRETED:
+        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return values.to(tl.float32)
 
 
 @triton.jit
@@ -157,18 +169,23 @@ def power(x, top):
 
 
 @triton.jit
+def inverse(total):
+    """1 / total, of one that is neither huge nor tiny: what a division does for those takes seven instructions."""
+    if INTERPRETED:
+        return 1.0 / total
+    return libdevice.fast_dividef(1.0, total)
+
+
+@triton.jit
 def add_pair(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
-def probability(
-    xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: tl.constexpr, FULL: tl.constexpr,
-    NOTHING: tl.constexpr = 0.0,
-):  # fmt: skip
+def probability(xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: tl.constexpr, FULL: tl.constexpr):
     """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
     there, and what `power` is divided by, 0 there too. MERGED: last the probability of the rows that are members, taken
-    together, exact near 1. NOTHING: what the sum begins with (with -0.0, the compiler need not add the first)."""
+    together, exact near 1."""
     top = tl.zeros_like(valid.to(tl.float32))
     total = top + 1.0
     share = total
@@ -179,7 +196,7 @@ def probability(
         for group in tl.static_range(1, len(xs)):
             largest = tl.maximum(largest, xs[group])
         top = tl.where(valid, tl.max(largest, 0, keep_dims=True), 0.0)
-        totals = tl.full(xs[0].shape, NOTHING, tl.float32)
+        totals = tl.full(xs[0].shape, -0.0, tl.float32)  # unlike 0.0, it is gone when the first is added
         masses = tl.zeros_like(xs[0])
         powers = ()
         for group in tl.static_range(len(xs)):
@@ -196,7 +213,7 @@ def probability(
             total, mass = tl.reduce((totals, masses), 0, add_pair, keep_dims=True)
         else:
             total = tl.sum(totals, 0, keep_dims=True)
-        share = tl.where(valid, 1.0 / total, 0.0)
+        share = tl.where(valid, inverse(total), 0.0)
         if MERGED:
             likely = mass * share
             likely = tl.where(likely > 0.5, 1.0 - (total - mass) * share, likely)

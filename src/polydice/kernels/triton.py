@@ -9,7 +9,7 @@ probabilities anew from the logits: one read, one write.
 import triton
 import triton.language as tl
 
-from polydice.kernels.logarithms import LN_2, cross_entropy, focal, others_of, surprise_of
+from polydice.kernels.logarithms import LN_2, others_of
 from polydice.kernels.merging import (
     add_far,
     annotation,
@@ -30,13 +30,8 @@ from polydice.kernels.pixels import (
     FOCAL,
     INTERSECTION,
     NONE,
-    PREDICTION,
-    PREDICTION_SQ,
     SOFTMAX,
-    TARGET,
-    TARGET_SQ,
     UNIFORM,
-    add_pair,
     begin,
     channels_of,
     first_pixel,
@@ -47,99 +42,16 @@ from polydice.kernels.pixels import (
     probability,
 )
 from polydice.kernels.slopes import gradient_of, slope_of, slopes_of
-
-
-@triton.jit
-def _multiply(a, b):
-    return a * b
-
-
-@triton.jit
-def summand(
-    FIELD: tl.constexpr, x, y, p, top, total, others, gamma, classes, valid, ACTIVATION: tl.constexpr,
-    LABELS: tl.constexpr,
-):  # fmt: skip
-    """What each pixel adds to a sum."""
-    if FIELD == INTERSECTION:
-        return y * p
-    if FIELD == PREDICTION:
-        return p
-    if FIELD == PREDICTION_SQ:
-        return p * p
-    if FIELD == TARGET:
-        return y
-    if FIELD == TARGET_SQ:
-        return y if LABELS else y * y
-    if FIELD == ERROR_SQ:
-        return (y - p) * (y - p)
-    if FIELD == CROSS_ENTROPY:
-        return tl.where(valid, cross_entropy(x, y, top, total, ACTIVATION), 0.0)
-    if FIELD == FOCAL:
-        return tl.where(valid, focal(x, y, p, top, total, others, gamma, ACTIVATION), 0.0)
-    if FIELD == UNIFORM:
-        return tl.where(valid, surprise_of(x, p, top, total, others)[1] / classes, 0.0)
-    return tl.broadcast_to(valid.to(tl.float32), p.shape)
-
-
-@triton.jit
-def _over_neighbours(values, p, weight, VECTOR: tl.constexpr, WEIGH: tl.constexpr):
-    """A group's values, weighed, added up over neighbours that one thread holds: a smaller accumulator.
-
-    p rides along so that values which do not come from memory, such as y, are laid out over the threads as it is;
-    its sum is not used, and is not computed.
-    """
-    if WEIGH:
-        values = values * weight
-    shape: tl.constexpr = (p.shape[0], p.shape[1] // VECTOR, VECTOR)
-    return tl.reduce((tl.reshape(values, shape), tl.reshape(p, shape)), 2, add_pair)[0]
-
-
-@triton.jit
-def _truth_logit(
-    xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The logit of each pixel's own class. Of many classes it is read again: the tile is still in the cache."""
-    if xs[0].shape[0] > 1:
-        truth = logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
-    else:
-        truth = xs[0]
-        for group in tl.static_range(1, len(xs)):
-            truth = tl.where(ys[group] > 0, xs[group], truth)
-    return truth
-
-
-@triton.jit
-def _store_each(
-    out, sums, poison, step, classes, annotated, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, PARTIAL: tl.constexpr
-):
-    """Many classes: one group of one sum after the other. Nothing of those that are not annotated."""
-    for index in tl.static_range(len(sums)):
-        channel = index % GROUPS * BLOCK_C + tl.arange(0, BLOCK_C)
-        inside = channel < classes
-        here = out + index // GROUPS * step + channel
-        total = tl.sum(sums[index], 1) + poison
-        if PARTIAL:
-            total = tl.where(tl.load(annotated + channel, mask=inside, other=0) != 0, total, 0.0)
-        tl.store(here, total, mask=inside)
-
-
-@triton.jit
-def _store_together(
-    out, sums, poison, step, classes, annotated, PLACES: tl.constexpr, LEVELS: tl.constexpr, PARTIAL: tl.constexpr
-):
-    """Few classes: all sums of all of them are laid side by side, so that the threads add them up in one go."""
-    for index in tl.static_range(PLACES, 1 << LEVELS):
-        sums = sums + (sums[0],)  # a power of two of them
-    for level in tl.static_range(LEVELS):
-        pairs = ()
-        for index in tl.static_range(1 << (LEVELS - 1 - level)):
-            pairs = pairs + (tl.join(sums[index], sums[index + (1 << (LEVELS - 1 - level))]),)
-        sums = pairs
-    total = tl.sum(tl.reshape(sums[0], (sums[0].shape[1], 1 << LEVELS)), 0) + poison
-    index = tl.arange(0, 1 << LEVELS)
-    if PARTIAL:
-        total = tl.where(tl.load(annotated + index % classes) != 0, total, 0.0)
-    tl.store(out + (index // classes) * step + index % classes, total, mask=index < PLACES)
+from polydice.kernels.summing import (
+    add,
+    labelled,
+    multiply,
+    store_each,
+    store_together,
+    summand,
+    truth_logit,
+    walked_over,
+)
 
 
 @triton.jit(do_not_specialize=("offset", "classes", "batch", "programs", "ignore_index"))
@@ -174,18 +86,23 @@ def pass_forward(
         known, members, among, headless = annotation(annotated, image, classes, ACTIVATION, GROUPS, BLOCK_C)
         end = tl.where(among > 0, count, 0)
     distant = tl.zeros((1, BLOCK_N), tl.int32)
+    # Where every pixel counts, a label that no class has is missing from the sum of targets: no need to look for it.
+    every: tl.constexpr = TALLY and not (HAS_MASK or HAS_IGNORE or ACTIVATION == NONE) and GROUPS > 1 and BLOCK_C == 1
     for start in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
         xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
+            every and not LUMP,
         )  # fmt: skip
         ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
-        faults += bad
+        if not every:
+            faults += bad
         first_total = total
         if PARTIAL:
             ys, more = known_target(xs, ys, known, members, ACTIVATION, LABELS)
-            faults += more
+            if not every:
+                faults += more
             if LABELS and not TALLY:
                 faults += strays(annotated, image, classes, label)
         if merges:
@@ -198,17 +115,17 @@ def pass_forward(
         if ON_REQUEST:
             others = others_of(ps, classes, FULL)
         if LUMP:
-            truth = _truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+            truth = truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
             if merges:
                 truth = tl.where(label == 0, top, truth)
-            lump += _over_neighbours(tl.where(label >= 0, top - truth, 0.0), top, weight, VECTOR, HAS_MASK)
+            lump = add(lump, tl.where(label >= 0, top - truth, 0.0), weight, VECTOR, HAS_MASK)
             if merges:
                 log = tl.log2(tl.where(label == 0, near, total)) * LN_2
-                lump += _over_neighbours(tl.where(label == 0, -log, log), top, weight, VECTOR, HAS_MASK)
+                lump = add(lump, tl.where(label == 0, -log, log), weight, VECTOR, HAS_MASK)
             elif HAS_MASK:
-                lump += _over_neighbours(tl.log2(total) * LN_2, top, weight, VECTOR, True)
+                lump = add(lump, tl.log2(total) * LN_2, weight, VECTOR, True)
             else:  # logarithms are dear: one of a product
-                product = tl.reduce(tl.reshape(total, (1, BLOCK_N // VECTOR, VECTOR)), 2, _multiply)
+                product = tl.reduce(tl.reshape(total, (1, BLOCK_N // VECTOR, VECTOR)), 2, multiply)
                 lump += tl.log2(product) * LN_2
         grown = ()
         for place in tl.static_range(len(WANT)):
@@ -220,11 +137,12 @@ def pass_forward(
                         WANT[place], xs[group], y, p, top, first_total if group == 0 else total, others, gamma, among,
                         valid, ACTIVATION, LABELS,
                     )  # fmt: skip
-                    each += _over_neighbours(values, p, weight, VECTOR, HAS_MASK)
+                    each = add(each, values, weight, VECTOR, HAS_MASK)
                 grown = grown + (each,)
         sums = grown
     if LUMP:
         sums = to_the_first(sums, lump, CROSS_ENTROPY, WANT, GROUPS)
+    walked = walked_over(program, end, count, programs, BLOCK_N)
     if deep:
         end = tl.where(tl.max(distant) > 0, end, 0)
         as_said, of_all = add_far(
@@ -236,7 +154,7 @@ def pass_forward(
         sums = to_the_first(sums, as_said, FOCAL, WANT, GROUPS)
         sums = to_the_first(sums, of_all / among, UNIFORM, WANT, GROUPS)
     # What is wrong makes the image's sums NaN: raising would mean to wait for the device.
-    wrong = tl.sum(faults) > 0
+    wrong = labelled(sums, WANT, GROUPS) != walked if every else tl.sum(faults) > 0
     if PARTIAL:
         wrong = wrong | headless
         if TALLY:
@@ -246,9 +164,9 @@ def pass_forward(
     out = partials + offset + program * len(WANT) * step + image * classes
     here = annotated + image * classes if PARTIAL else annotated
     if BLOCK_C == 1:
-        _store_together(out, sums, poison, step, classes, here, len(WANT) * GROUPS, LEVELS, PARTIAL)
+        store_together(out, sums, poison, step, classes, here, len(WANT) * GROUPS, LEVELS, PARTIAL)
     else:
-        _store_each(out, sums, poison, step, classes, here, GROUPS, BLOCK_C, PARTIAL)
+        store_each(out, sums, poison, step, classes, here, GROUPS, BLOCK_C, PARTIAL)
 
 
 @triton.jit(do_not_specialize=("classes", "batch", "programs", "ignore_index"))
@@ -286,6 +204,7 @@ def pass_backward(
             logits, target, mask, image, start, classes, count, ignore_index,
             logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
+            not (once or HAS_MASK or HAS_IGNORE) and GROUPS * BLOCK_C > 1,
         )  # fmt: skip
         ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
         first_total, before = total, ps
