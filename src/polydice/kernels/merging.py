@@ -17,9 +17,11 @@ from polydice.kernels.pixels import (
     first_pixel,
     improbable,
     inside_of,
+    inverse,
     load,
     probability,
 )
+from polydice.kernels.slopes import of_probability, of_target
 
 FAR = tl.constexpr(2.0**-92)  # a sum of powers this small, beside the largest, has lost digits, or all of them
 
@@ -144,6 +146,45 @@ def merged(
         left = left + (ps[group] * (1.0 - members[group]) if ON_REQUEST else ps[group],)
     row = tl.arange(0, xs[0].shape[0])[:, None]
     return _with_first(xs, top), _with_first(left, likely), near, tl.where(row == 0, 1.0 / near, total), far
+
+
+@triton.jit
+def merged_gradient(
+    ys, ps, before, members, likely, far, label, own, slopes, of_any_class, ONCE: tl.constexpr, LABELS: tl.constexpr,
+    LUMP: tl.constexpr, WIDE: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
+):  # fmt: skip
+    """As `gradient_of` and `shared_out`, without what comes on request, and with one multiply-add more for each logit
+    instead of a gradient of its own. `before`: the probabilities before the merge.
+
+    A member's probability pulls as the background's does, and takes its share of what the background adds as the truth.
+    The slopes of members as classes of their own are 0.
+    """
+    hs, inner = of_probability(ys, ps, own, slopes, ONCE, LABELS, LUMP, OFFSET, ENTROPY)
+    pull = _first_of(hs)
+    as_truth = tl.zeros_like(likely)
+    if ONCE:
+        as_truth = tl.where(label == 0, own, 0.0)
+    elif ENTROPY:
+        as_truth = -of_target(of_any_class if LUMP else _first_of(slopes[3]), _first_of(ys), LABELS)
+    lift = pull
+    if ENTROPY:
+        lift += as_truth * inverse(tl.where(likely < FAR, 1.0, likely))
+    found = ()
+    for group in tl.static_range(len(ps)):
+        row = channels_of(group, WIDE, ps[0].shape[0])
+        h, y = hs[group], ys[group]
+        if group == 0:
+            h = tl.where(row == 0, 0.0, h)
+        g = before[group] * (h + members[group] * lift - inner)
+        if ONCE:
+            g += tl.where((row == label) & (row > 0), own, 0.0)
+        elif ENTROPY:
+            of_truth = of_target(of_any_class if LUMP else slopes[3][group], y, LABELS)
+            g -= tl.where(row > 0, of_truth, 0.0) if group == 0 else of_truth
+        if group == 0:
+            g = tl.where(far & (row == 0), likely * (pull - inner) + as_truth, g)
+        found = found + (g,)
+    return found
 
 
 @triton.jit

@@ -217,7 +217,7 @@ def probability(xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: t
         if MERGED:
             likely = mass * share
             likely = tl.where(likely > 0.5, 1.0 - (total - mass) * share, likely)
-        total = tl.where(valid, total / power(top, top), 1.0)
+        total = tl.where(valid, total * inverse(power(top, top)), 1.0)
         for group in tl.static_range(len(xs)):
             ps = ps + (powers[group] * share,)
     elif ACTIVATION == SIGMOID:

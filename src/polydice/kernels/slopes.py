@@ -85,13 +85,11 @@ def slopes_of(
 
 
 @triton.jit
-def gradient_of(
-    xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, ONCE: tl.constexpr,
-    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, LUMP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
-    ON_REQUEST: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
+def of_probability(
+    ys, ps, own, slopes, ONCE: tl.constexpr, LABELS: tl.constexpr, LUMP: tl.constexpr, OFFSET: tl.constexpr,
+    ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """A tile's gradient of the logits, before its pixels are weighed. `first_total` is the total of the first group.
-    ONCE: what only the truth's class adds is in `own`, each pixel's."""
+    """A tile's gradient of its probabilities, and what a softmax takes off it, each pixel's."""
     slope, overlap, offset, of_entropy, of_focal, of_uniform, of_all = slopes
     inners = tl.zeros_like(ps[0])
     hs = ()
@@ -105,7 +103,19 @@ def gradient_of(
         if ENTROPY and not LUMP and not ONCE:
             inners -= of_target(of_entropy[group], ys[group], LABELS)
         hs = hs + (h,)
-    inner = tl.sum(inners, 0, keep_dims=True) + own
+    return hs, tl.sum(inners, 0, keep_dims=True) + own
+
+
+@triton.jit
+def gradient_of(
+    xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, ONCE: tl.constexpr,
+    ACTIVATION: tl.constexpr, LABELS: tl.constexpr, LUMP: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
+    ON_REQUEST: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
+):  # fmt: skip
+    """A tile's gradient of the logits, before its pixels are weighed. `first_total` is the total of the first group.
+    ONCE: what only the truth's class adds is in `own`, each pixel's."""
+    slope, overlap, offset, of_entropy, of_focal, of_uniform, of_all = slopes
+    hs, inner = of_probability(ys, ps, own, slopes, ONCE, LABELS, LUMP, OFFSET, ENTROPY)
     gs = ()
     for group in tl.static_range(len(ps)):
         h, p = hs[group], ps[group]

@@ -27,8 +27,8 @@ class Tile(NamedTuple):
 
 def tile(classes: int, pixels: int, half: bool, channels_last: bool, entropy: bool, backward: bool) -> Tile:
     """Measured on an H200. Up to 24 classes stay within a thread; more are shared out over lanes and warps, so that a
-    thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums, and
-    needs registers of its own."""
+    thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums, or
+    some classes are not annotated, which needs registers of its own."""
     block = triton.next_power_of_2(classes)
     if channels_last and classes in (8, 16):  # a pixel's logits are one wide load
         return Tile(1, classes, 128, vector=4, warps=1, stages=2, resident=8)

@@ -17,6 +17,7 @@ from polydice.kernels.merging import (
     known_slopes,
     known_target,
     merged,
+    merged_gradient,
     share_out_far,
     shared_out,
     stray_sum,
@@ -230,14 +231,20 @@ def pass_backward(
                 own -= slope_of(grad, factor, image, label, batch, classes, CROSS_ENTROPY, WANT)
         elif ENTROPY and LUMP:
             own -= tl.where(valid, of_any_class, 0.0)
-        gs = gradient_of(
-            xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, once,
-            ACTIVATION, LABELS, LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
-        )  # fmt: skip
-        if merges:
-            gs = shared_out(gs, before, members, likely, far)
-        elif PARTIAL:
-            gs = where_known(gs, known)
+        if merges and not ON_REQUEST:
+            gs = merged_gradient(
+                ys, ps, before, members, likely, far, label, own, slopes, of_any_class, once, LABELS, LUMP, WIDE,
+                OFFSET, ENTROPY,
+            )  # fmt: skip
+        else:
+            gs = gradient_of(
+                xs, ys, ps, top, first_total, total, label, valid, own, gamma, classes, slopes, of_any_class, once,
+                ACTIVATION, LABELS, LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
+            )  # fmt: skip
+            if merges:
+                gs = shared_out(gs, before, members, likely, far)
+            elif PARTIAL:
+                gs = where_known(gs, known)
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
         for group in tl.static_range(GROUPS):
             row = channels_of(group, WIDE, BLOCK_C)
