@@ -170,7 +170,7 @@ def power(x, top):
 
 @triton.jit
 def inverse(total):
-    """1 / total, of one that is neither huge nor tiny: what a division does for those takes seven instructions."""
+    """1 / total, of one that is neither huge nor tiny: two instructions. A division looks for those: eight."""
     if INTERPRETED:
         return 1.0 / total
     return libdevice.fast_dividef(1.0, total)

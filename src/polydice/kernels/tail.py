@@ -110,10 +110,10 @@ def gather(space, room, count, programs, BLOCK_P: tl.constexpr, BLOCK_J: tl.cons
     """The sums in `space`, laid out as `tail` says, of many partial sums: more than one multiprocessor should read.
     Four at a time are added up in float32, which loses nothing that counts: conversions are slow."""
     begin(AHEAD)
-    sums = (space + room).to(tl.pointer_type(tl.float64), bitcast=True)
-    part = tl.arange(0, BLOCK_P)[:, None]
-    index = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
-    here = space + 3 * room + part * count + index[None, :]
+    sums, partials = (space + room).to(tl.pointer_type(tl.float64), bitcast=True), space + 3 * room
+    start, part = tl.program_id(0) * BLOCK_J, tl.arange(0, BLOCK_P)[:, None]
+    index = start + tl.arange(0, BLOCK_J)
+    here = partials + part * count + index[None, :]
     total = tl.zeros((BLOCK_J,), tl.float64)
     for first in range(0, programs, BLOCK_P):
         inside = (part < programs - first) & (index < count)[None, :]
