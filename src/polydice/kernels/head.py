@@ -84,7 +84,7 @@ def _fits(fused: bool, features: Tensor, weight: Tensor, annotated: Tensor | Non
         return False
     from polydice.kernels.head_tiles import fits
 
-    return fits(weight.shape, features)
+    return fits(weight.shape, features.dtype, features.device)
 
 
 def _slabs(features: Tensor, classes: int) -> Iterator[tuple[slice, slice, Tensor]]:

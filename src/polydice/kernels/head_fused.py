@@ -113,7 +113,12 @@ def head_launches(formula: Formula, options: Options, labels: bool, inputs: Inpu
     batch, classes, device = inputs.features.shape[0], inputs.weight.shape[0], inputs.features.device
     flat = inputs.flat(labels)
     result = flat and _like(inputs.features).flat(*flat.features.shape)
-    if flat is None or result is None or not fits(flat.weight.shape, flat.features) or batch * classes > MOST_ELEMENTS:
+    if (
+        flat is None
+        or result is None
+        or not fits(flat.weight.shape, flat.features.dtype, device)
+        or batch * classes > MOST_ELEMENTS
+    ):
         return None
     lump = lumps(formula, options, labels)
     forward = _launch(flat, options, 3 * room_of(options, batch, classes), lump)

@@ -2,9 +2,20 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from polydice.kernels.plan import Plan, Terms, are_plain, distinct, formula_of, plan_terms, planned, seen
+from polydice.kernels.plan import (
+    Plan,
+    Terms,
+    are_plain,
+    distinct,
+    formula_of,
+    fused_obstacle,
+    plan_terms,
+    planned,
+    seen,
+)
 
 if TYPE_CHECKING:
     from polydice.kernels.head_fused import HeadLaunches
@@ -18,6 +29,15 @@ def plan_head(terms: Terms, head: Head, target: Tensor, mask: Tensor | None, ann
         return plan_terms(terms, unmade_logits(head), target, mask, annotated)
     tensors = [seen(tensor) for tensor in (*head, target, mask)]
     return planned(terms, ("head", *tensors), lambda: _plan_whole(terms, head, target, mask))
+
+
+def in_one_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether one kernel takes the head, of this weight, and features of this type, on the weight's device."""
+    if fused_obstacle(weight):
+        return False
+    from polydice.kernels.head_tiles import fits
+
+    return fits(weight.shape[:2], dtype, weight.device)
 
 
 def unmade_logits(head: Head) -> Tensor:
