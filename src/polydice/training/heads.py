@@ -5,6 +5,7 @@ Such a network has `features(images)`, which returns what comes before the last 
 several resolutions, so does `features`, and each has its own of the heads.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from polydice.head import HeadLoss, check_convolution
 from polydice.kernels.head_plan import in_one_kernel
 from polydice.training.config import Head
 
-LEAST_CLASSES = 64  # from which on "auto" leaves the head to the loss on a CPU
+LEAST_CLASSES = {"cuda": 16, "cpu": 64}  # from which on "auto" leaves the head to the loss
 
 LevelLoss = Callable[..., Tensor]  # of the features of one resolution, and all that a loss is given
 
@@ -81,12 +82,12 @@ def head_losses(
 
 def pays(head: nn.Conv2d | nn.Conv3d, half: bool, partly: bool) -> bool:
     """The rule of auto, by what was measured (docs/head.md). On a GPU one kernel that takes the head is faster than
-    logits and loss in bfloat16, with 2 classes as with 118, and slower in float32. On a CPU to make the logits anew
-    takes up to 1.5 times as long, and with many classes 0.7 to 1.1 times as long."""
+    logits and loss in bfloat16, and slower in float32; with few classes a step has little to gain by it. On a CPU to
+    make the logits anew takes up to 1.5 times as long, and with many classes 0.7 to 1.1 times as long."""
     device = head.weight.device.type
-    if device == "cpu":
-        return head.out_channels >= LEAST_CLASSES
-    return device == "cuda" and half and not partly and in_one_kernel(head.weight, torch.bfloat16)
+    if head.out_channels < LEAST_CLASSES.get(device, math.inf):
+        return False
+    return device == "cpu" or (half and not partly and in_one_kernel(head.weight, torch.bfloat16))
 
 
 def _computed(half: bool, loss: HeadLoss, features: Tensor, *others: Tensor | None) -> Tensor:
