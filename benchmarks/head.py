@@ -61,7 +61,7 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
     print(f"\n{report.table([row for row in shown if not row.provider.endswith(GRAPH)], APART)}\n")
     if device == "cuda":
         print(f"{report.table([row for row in shown if row.provider.endswith(GRAPH)], APART + GRAPH)}\n")
-    plots.draw_heads([row for row in shown if not row.provider.endswith(GRAPH)], out)
+    plots.draw_heads(shown, out)
     print(f"{perf_counter() - start:.0f} s; head.csv, time-classes.png, memory-classes.png, command.txt are in {out}")
     return 0
 

@@ -1,7 +1,8 @@
 """`python -m benchmarks step`: a training step of a 3D network with many classes, its head in the loss and apart.
 
-On a GPU also the largest cube that can be trained on. cuDNN takes the algorithms that it guesses, without trying them:
-to try them takes longer than the steps here, and they take memory that is not the step's.
+On a GPU also the largest cube that can be trained on, by one step of each that is tried, which shows its memory;
+first with logits, whose largest cube is smaller and sooner found. cuDNN takes the algorithms that it guesses, without
+trying them: to try them takes longer than the steps here, and they take memory that is not the step's.
 """
 
 import csv
@@ -24,15 +25,15 @@ from polydice.training.inference import Network
 from polydice.training.objective import supervised
 
 CLASSES, BATCH = 118, 2
-HEADS: tuple[Head, ...] = ("fused", "plain")
+HEADS: tuple[Head, ...] = ("plain", "fused")
 EDGES, STEP, STEPS = (96, 128), 32, 5  # of the cubes that are measured; the largest is a multiple of the second
 QUICK: dict[str, Any] = {"width": 4, "depth": 2}
 
 
 class Cost(NamedTuple):
-    """Milliseconds of a step, and the most bytes on the device at once, where there is somebody who counts them."""
+    """Milliseconds of a step, if steps were timed, and the most bytes on the device at once, where somebody counts."""
 
-    ms: float
+    ms: float | None
     peak: int | None
 
 
@@ -43,11 +44,12 @@ def run(device: str, out: Path, quick: bool) -> int:
         writer = csv.writer(file)
         writer.writerow(["head", "edge", "batch", "classes", "ms", "peak_bytes", "device", "torch", "note"])
         for head, edge, found in trials(device, quick):
-            ms, peak, note = ("", "", found) if isinstance(found, str) else (f"{found.ms:.6g}", found.peak, "")
-            writer.writerow([head, edge, BATCH, CLASSES, ms, peak, machine, torch.__version__, note])
+            (ms, peak), note = ((None, None), found) if isinstance(found, str) else (found, "")
+            spent = "" if ms is None else f"{ms:.6g}"
+            writer.writerow([head, edge, BATCH, CLASSES, spent, peak, machine, torch.__version__, note])
             file.flush()
-            memory = f", {peak / 2**30:.2f} GiB" if isinstance(peak, int) else ""
-            print(f"{head:6} {BATCH} x {edge}^3  {note or f'{ms} ms{memory}'}", flush=True)
+            shown = [f"{spent} ms"] * bool(spent) + ([] if peak is None else [f"{peak / 2**30:.2f} GiB"])
+            print(f"{head:6} {BATCH} x {edge}^3  {note or ', '.join(shown)}", flush=True)
     print(f"step.csv and command.txt are in {out}")
     return 0
 
@@ -89,7 +91,7 @@ def around(edge: int, found: Callable[[int], Cost | str]) -> Iterator[tuple[int,
 
 
 def _once(head: Head, device: str, edge: int) -> Cost | str:
-    return tried(partial(cost, head, edge, device, {}, 1))
+    return tried(partial(cost, head, edge, device, {}, 0))
 
 
 def tried(measurement: Callable[[], Cost]) -> Cost | str:
@@ -102,13 +104,13 @@ def tried(measurement: Callable[[], Cost]) -> Cost | str:
 
 
 def cost(head: Head, edge: int, device: str, options: dict[str, Any], steps: int = STEPS) -> Cost:
-    """Of steps as `polydice train` makes them, after a first one, whose peak is that of all."""
+    """Of steps as `polydice train` makes them, after a first one, whose peak is that of all; or of that one alone."""
     torch.manual_seed(0)
     model = build("dynunet", 1, CLASSES, **options).to(device)
     network = Network(model, (edge, edge, edge), compile=False)
     torch.backends.cudnn.benchmark = False
     loss = PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()
-    of_features = head_losses(head, loss, model, network.device, network.half)
+    of_features = head_losses(head, loss, model, network.half)
     network.trained = model if of_features is None else Body(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, fused=device == "cuda")
     images = torch.rand(BATCH, 1, edge, edge, edge, device=device)
@@ -123,8 +125,8 @@ def cost(head: Head, edge: int, device: str, options: dict[str, Any], steps: int
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step()
-    spent = _seconds(step, steps, device)
-    return Cost(1e3 * spent / steps, torch.cuda.max_memory_allocated() if device == "cuda" else None)
+    ms = 1e3 * _seconds(step, steps, device) / steps if steps else None
+    return Cost(ms, torch.cuda.max_memory_allocated() if device == "cuda" else None)
 
 
 def _seconds(step: Callable[[], None], steps: int, device: str) -> float:

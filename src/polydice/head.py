@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from polydice.base import Summand
 from polydice.kernels.eager import flatten
 from polydice.kernels.head import head_sums
-from polydice.kernels.plan import added_numbers, plan_loss, stacked_weights, with_annotated
+from polydice.kernels.head_plan import plan_head, unmade_logits
+from polydice.kernels.plan import added_numbers, stacked_weights, with_annotated
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -45,37 +46,34 @@ class HeadLoss(nn.Module):
     def forward(
         self, features: Tensor, target: Tensor, mask: Tensor | None = None, annotated: Tensor | None = None
     ) -> Tensor:
-        features = self._fitting(features)
-        weight, bias = self.conv.weight.flatten(1).contiguous(), self.conv.bias
-        shape = features.shape[0], weight.shape[0], *features.shape[2:]
-        logits = features.new_empty(1).expand(shape)  # what the loss may ask of them: all but their values
-        head = features.flatten(2), weight, bias
-        terms = self.loss.terms
-        plan = plan_loss(terms, logits, target, mask, annotated, head)
-        _, target, mask = flatten(logits, target, mask, plan.labels)
+        weight, bias = self.conv.weight, self.conv.bias
+        features = self._fitting(features, weight)
+        head, terms = (features, weight, bias), self.loss.terms
+        plan = plan_head(terms, head, target, mask, annotated)
         if plan.head_launches is not None:
-            more = stacked_weights(terms), added_numbers(terms, features.device)
-            return plan.head_launches((*head, target, mask), *more)
+            numbers = stacked_weights(terms), added_numbers(terms, features.device)
+            return plan.head_launches((*head, target, mask), *numbers)
+        logits = unmade_logits(head)
         for _, loss in terms:
             loss.check_classes(logits)
+        _, target, mask = flatten(logits, target, mask, plan.labels)
         activation, ignore_index, want, gamma = plan.options
-        sums = head_sums(*head, target, mask, activation, ignore_index, list(want), plan.fused, gamma, annotated)
+        options = activation, ignore_index, list(want), plan.fused, gamma
+        flat = features.flatten(2), weight.flatten(1).contiguous(), bias if bias is None else bias.contiguous()
+        sums = head_sums(*flat, target, mask, *options, annotated)
         return self.loss.from_sums(plan, with_annotated(sums, annotated))
 
-    def _fitting(self, features: Tensor) -> Tensor:
+    def _fitting(self, features: Tensor, weight: Tensor) -> Tensor:
         """In the type that the convolution would compute in. Raises where it could not compute."""
-        weight = self.conv.weight
         if not isinstance(features, Tensor):
             raise TypeError(f"features must be a tensor: {type(features).__name__}")
-        given = f"features {list(features.shape)} {str(features.dtype).removeprefix('torch.')}"
         if not features.is_floating_point():
-            raise TypeError(f"features must be floating: {given}")
+            raise TypeError(f"features must be floating: {_given(features)}")
         if features.ndim != weight.ndim or features.shape[1] != weight.shape[1]:
             spatial = ", *spatial" if weight.ndim > 3 else ", N"
             axes = f"{weight.ndim - 2} spatial axes" if weight.ndim > 3 else "one spatial axis"
-            raise ValueError(
-                f"the convolution takes features [B, {weight.shape[1]}{spatial}] with {axes}: {given}, {self.conv}"
-            )
+            wanted = f"features [B, {weight.shape[1]}{spatial}] with {axes}"
+            raise ValueError(f"the convolution takes {wanted}: {_given(features)}, {self.conv}")
         if features.device != weight.device:
             raise ValueError(f"features are on {features.device}, the convolution is on {weight.device}")
         kind = features.device.type
@@ -83,7 +81,7 @@ class HeadLoss(nn.Module):
         if casts and features.dtype != torch.float64:
             return features.to(torch.get_autocast_dtype(kind))
         if features.dtype != weight.dtype:
-            raise ValueError(f"the convolution is {weight.dtype}: {given}; torch.autocast takes both")
+            raise ValueError(f"the convolution is {weight.dtype}: {_given(features)}; torch.autocast takes both")
         return features
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
@@ -114,6 +112,10 @@ def check_convolution(conv: object) -> None:
     padding = conv.padding if isinstance(conv.padding, tuple) else (0,)  # "same" and "valid" add nothing here
     if (conv.kernel_size, conv.stride, conv.dilation, conv.groups) != (one, one, one, 1) or any(padding):
         raise ValueError(f"HeadLoss takes a 1×1 convolution without stride, padding, dilation and groups: {conv}")
+
+
+def _given(features: Tensor) -> str:
+    return f"features {list(features.shape)} {str(features.dtype).removeprefix('torch.')}"
 
 
 def _name(thing: object) -> str:

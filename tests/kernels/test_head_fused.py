@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, HeadLoss, PolyDice1Loss, TverskyLoss
 from polydice.base import Loss, LossSum
@@ -142,6 +143,46 @@ def test_every_sum(kind: str, classes: int, activation: str) -> None:
     ]
     for one, other in zip(*gradients, strict=True):
         assert relative(one, other) < TOLERANCE[torch.float32]
+
+
+class Operations(TorchDispatchMode):
+    """The names of torch's operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_allocates_and_launches_and_does_nothing_else(
+    one_kernel: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every operation of torch takes the host longer than a launch, and the kernels may take less than either."""
+    from polydice.kernels import launch
+
+    conv, features, labels = given(7, 5, 9, 11)
+    head, features = HeadLoss(combined(), conv), features.requires_grad_()
+    torch.autograd.grad(head(features, labels), [features, *conv.parameters()])
+    monkeypatch.setattr(launch.Launch, "__call__", lambda self, *_: one_kernel.append(self.kernel.__name__))
+    one_kernel.clear()
+    with Operations() as operations:
+        torch.autograd.grad(head(features, labels), [features, *conv.parameters()])
+    assert one_kernel == ["head_forward", "tail", "head_backward", "head_collect"]
+    assert operations.seen <= {"empty", "empty_like", "ones_like", "detach"}
+
+
+def test_what_does_not_lie_in_a_row_is_copied() -> None:
+    """Or addressed as it lies: every second feature, and every second pixel."""
+    conv, features, labels = given(14, 5, 9, 22)
+    narrow = CONVOLUTIONS[2](7, 5, 1).to(DEVICE)
+    compare(combined(), narrow, features[:, ::2, :, ::2], labels[..., ::2])
+    compare(combined(), narrow, features[:, ::2], labels)
+    narrow.weight.data = narrow.weight.detach().transpose(0, 1).contiguous().transpose(0, 1)
+    narrow.bias.data = conv.bias.detach().repeat(2)[::2]
+    compare(combined(), narrow, features[:, ::2], labels.unsqueeze(1))
 
 
 @pytest.mark.parametrize("frozen", ["features", "weight", "bias"])

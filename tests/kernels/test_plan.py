@@ -95,7 +95,7 @@ def test_tensors_of_a_tracer_leave_no_plan(checks: list[torch.Size]) -> None:
     ids=str,
 )
 def test_kernels_make_the_wanted_sums_that_differ(loss: nn.Module, labels: bool, sums: str) -> None:
-    assert set(plan._distinct(Options(loss.activation, None, loss.want), labels).want) == set(sums.split())
+    assert set(plan.distinct(Options(loss.activation, None, loss.want), labels).want) == set(sums.split())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -103,7 +103,7 @@ def test_kernels_make_the_wanted_sums_that_differ(loss: nn.Module, labels: bool,
 def test_what_labels_make_redundant_is_the_same_number(activation: str, masked: bool) -> None:
     mask = torch.rand(2, 10, dtype=torch.float64) if masked else None
     sums: PixelSums = reference.pixel_sums(X.double(), LABELS, activation=activation, ignore_index=1, mask=mask)
-    kept = plan._distinct(Options(activation, 1, FIELDS), labels=True).want
+    kept = plan.distinct(Options(activation, 1, FIELDS), labels=True).want
     assert torch.equal(sums.target_sq, sums.target)
     if "pixels" not in kept:
         torch.testing.assert_close(sums.target.sum(1, keepdim=True).expand(2, 3), sums.pixels)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss
 from polydice.models import MODELS, build
@@ -13,7 +14,7 @@ from polydice.models.dynunet import DynUNet
 from polydice.training.checkpoint import load_weights
 from polydice.training.config import Settings
 from polydice.training.expression import parse_loss
-from polydice.training.heads import LEAST_CLASSES, Body, head_losses, heads_of, late_head
+from polydice.training.heads import LEAST_CLASSES, Body, head_losses, heads_of, late_head, pays
 from polydice.training.loop import train
 from polydice.training.objective import supervised
 from tests.data import write
@@ -21,7 +22,6 @@ from tests.models.test_models import SMALL
 from tests.training.runs import history, small, train_until, weights
 from tests.training.test_processes import PATH
 
-CPU = torch.device("cpu")
 MANY = LEAST_CLASSES["cpu"]
 
 
@@ -55,18 +55,35 @@ class Headed(nn.Module):
         return image.expand(-1, 8, -1, -1)
 
 
-def chosen(wanted: Any, network: nn.Module, loss: nn.Module, device: torch.device = CPU) -> bool:
-    return head_losses(wanted, loss, network, device, half=False) is not None
+def chosen(wanted: Any, network: nn.Module, loss: nn.Module, half: bool = False) -> bool:
+    return head_losses(wanted, loss, network, half) is not None
 
 
 def test_auto_takes_the_head_into_the_loss_where_there_are_many_classes() -> None:
+    """On a CPU."""
     dice, mixed = DiceLoss(), parse_loss("DiceLoss() + torch.nn:CrossEntropyLoss()")
     assert [chosen("auto", Headed(classes), dice) for classes in (2, MANY - 1, MANY)] == [False, False, True]
     assert [chosen("fused", Headed(classes), dice) for classes in (2, MANY)] == [True, True]
     assert not chosen("plain", Headed(MANY), dice)
     assert not chosen("auto", Headed(MANY), mixed)
     assert not chosen("auto", nn.Conv2d(1, MANY, 1), dice)
-    assert not chosen("auto", Headed(MANY), dice, torch.device("meta"))
+    assert not chosen("auto", Headed(MANY).to("meta"), dice)
+
+
+def test_auto_takes_the_head_into_the_loss_on_a_gpu_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one kernel takes it, from 16 classes on: of a device that is not there, but for its memory."""
+    from polydice.kernels import head_tiles
+
+    monkeypatch.setattr(head_tiles, "shared_memory", lambda device: 227 * 1024)
+    found = {}
+    for width, classes in [(32, 15), (32, 16), (32, 118), (256, 16), (256, 118)]:
+        head = nn.Conv3d(width, classes, 1)
+        with FakeTensorMode():
+            head.weight = nn.Parameter(torch.empty(head.weight.shape, device="cuda"))
+            found[width, classes] = [pays(head, *said) for said in ((True, False), (True, True), (False, False))]
+    fits = [True, False, False]  # in bfloat16; partly annotated, which goes by slabs; in float32
+    never = [False] * 3
+    assert found == {(32, 15): never, (32, 16): fits, (32, 118): fits, (256, 16): fits, (256, 118): never}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +128,7 @@ def after_200_steps(wanted: Any) -> Tensor:
     labels = torch.randint(20, (2, 2, 2, 2)).repeat_interleave(4, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)
     volumes = labels[:, None] / 20 + torch.rand(2, 1, 8, 8, 8, dtype=torch.float64)
     loss = PolyDice1Loss(0.2, batch=True) + CrossEntropyLoss()
-    of_features = head_losses(wanted, loss, model, CPU, half=False)
+    of_features = head_losses(wanted, loss, model, half=False)
     trained = model if of_features is None else Body(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True)
     for _ in range(200):

@@ -54,7 +54,13 @@ def _backward(grad: Tensor, needed: Sequence[bool], features: Tensor, weight: Te
         from polydice.kernels import head_fused
 
         inputs = head_fused.Inputs(features, weight.contiguous(), bias, target, mask)
-        return head_fused.gradients(grad, (needed[0], needed[1], needed[2]), inputs, options)
+        wanted = needed[0], needed[1], needed[2]
+        of_features, of_weight, of_bias = head_fused.gradients(grad, wanted, inputs, options)
+        return (
+            features.new_empty(0) if of_features is None else of_features,
+            weight.new_empty(0) if of_weight is None else of_weight,
+            weight.new_empty(0) if of_bias is None else of_bias,
+        )
     of_features = torch.empty_like(features) if needed[0] else features.new_empty(0)
     of_weight = grad.new_zeros(weight.shape if needed[1] else 0)
     of_bias = grad.new_zeros(len(weight) if needed[2] else 0)
@@ -78,7 +84,7 @@ def _fits(fused: bool, features: Tensor, weight: Tensor, annotated: Tensor | Non
         return False
     from polydice.kernels.head_tiles import fits
 
-    return fits(weight.shape, features)
+    return fits(weight.shape, features.dtype, features.device)
 
 
 def _slabs(features: Tensor, classes: int) -> Iterator[tuple[slice, slice, Tensor]]:

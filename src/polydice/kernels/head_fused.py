@@ -3,6 +3,7 @@
 As `fused.py`, whose last steps it shares: what depends on shapes and options alone is worked out once and kept.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,17 +14,18 @@ from torch import Tensor
 
 from polydice.kernels.eager import sum_dtype
 from polydice.kernels.fields import ACTIVATIONS, ON_REQUEST, SUMS, Formula, Options
-from polydice.kernels.fused import MOST_ELEMENTS, Ending, end, lumps, room_of, spec
-from polydice.kernels.head_pass import head_backward, head_forward
-from polydice.kernels.head_tiles import HeadTile, head_programs, head_tile
+from polydice.kernels.fused import MOST_ELEMENTS, Ending, TensorSpec, end, lumps, room_of, spec
+from polydice.kernels.head_pass import head_backward, head_collect, head_forward
+from polydice.kernels.head_tiles import HeadTile, fits, head_programs, head_tile
 from polydice.kernels.launch import Launch, current_stream
 
 Needed = tuple[bool, bool, bool]  # which gradients: of features, weight, bias
+COLLECTED = 128, 32  # programs' parts, and numbers of each, that are added up at a time
 
 
 class Inputs(NamedTuple):
-    """features `[B, F, N]`, weight `[C, F]`, bias `[C]`, target `[B, N]` or `[B, C, N]`, mask `[B, N]`: the tensors, or
-    their `TensorSpec`."""
+    """features `[B, F, *spatial]`, weight `[C, F]` and ones, bias `[C]`, target `[B, *spatial]` or `[B, C, *spatial]`,
+    mask `[B, *spatial]`: the tensors, or their `TensorSpec`."""
 
     features: Any
     weight: Any
@@ -32,11 +34,52 @@ class Inputs(NamedTuple):
     mask: Any
 
     def specs(self) -> "Inputs":
-        return Inputs(*(tensor if tensor is None else spec(tensor) for tensor in self))
+        return Inputs(*[tensor if tensor is None else spec(tensor) for tensor in self])
 
     def pointers(self) -> list[Tensor]:
         """As the kernels take them: something in place of what is not there."""
         return [self.features if tensor is None else tensor for tensor in self]
+
+    def memory(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self.pointers()]
+
+    def flat(self, labels: bool) -> "Inputs | None":
+        """Of specs: with all pixels along one axis; None where the kernels could not address them as they lie."""
+        features, weight, bias, target, mask = self
+        batch, width, *spatial = features.shape
+        classes, count = weight.shape[0], math.prod(spatial)
+        found = Inputs(
+            features.flat(batch, width, count),
+            weight.flat(classes, width),
+            bias,
+            target.flat(batch, count) if labels else target.flat(batch, classes, count),
+            mask and mask.flat(batch, count),
+        )
+        if None in (found.features, found.weight, found.target) or (mask and not found.mask):
+            return None
+        in_a_row = found.weight.strides == (width, 1) and (bias is None or bias.strides == (1,))
+        return found if in_a_row else None
+
+
+class Gradients(NamedTuple):
+    """The launches that make the gradients of features, weight and bias, those that are needed."""
+
+    needed: Needed
+    over_pixels: Launch
+    collect: Launch
+    rows: int  # numbers in all programs' parts of the gradients of weight and bias
+
+    def __call__(self, slopes: Tensor, scale: Tensor, inputs: Inputs) -> list[Tensor | None]:
+        """From the slopes of the sums, times `scale`."""
+        found = [torch.empty_like(tensor) if need else None for tensor, need in zip(inputs, self.needed, strict=False)]
+        features = inputs.features
+        rows = torch.empty(self.rows, dtype=torch.float32, device=features.device)
+        of_features, of_weight, of_bias = [rows if each is None else each for each in found]
+        with current_stream(features.device) as stream:
+            self.over_pixels(stream, slopes, scale, *inputs.pointers(), of_features, rows)
+            if self.needed[1] or self.needed[2]:
+                self.collect(stream, rows, of_weight, of_bias)
+        return found
 
 
 class HeadLaunches(NamedTuple):
@@ -45,6 +88,9 @@ class HeadLaunches(NamedTuple):
     forward: Launch
     ending: Ending
     space: int  # numbers to work in, laid out as `tail` says
+    backward: dict[Needed, Gradients]  # as far as they were asked for
+    inputs: Inputs  # their specs, flat, and the strides of the gradient of the features
+    result: tuple[int, ...]
     options: Options
     lump: bool
 
@@ -53,21 +99,35 @@ class HeadLaunches(NamedTuple):
         loss: Tensor = FusedHead.apply(*inputs, weights, added, self)  # type: ignore[no-untyped-call]
         return loss
 
+    def gradients(self, needed: Needed) -> Gradients:
+        found = self.backward.get(needed)
+        if found is None:
+            found = _gradients(self.inputs, self.result, self.options, needed, self.lump, scaled=True)
+            self.backward[needed] = found
+        return found
+
 
 def head_launches(formula: Formula, options: Options, labels: bool, inputs: Inputs) -> HeadLaunches | None:
-    """None where there are more images and classes than the last step takes."""
-    batch, classes = inputs.features.shape[0], inputs.weight.shape[0]
-    if batch * classes > MOST_ELEMENTS:
+    """None where the inputs cannot be addressed as they lie, where one kernel cannot take the head, and where there are
+    more images and classes than the last step takes."""
+    batch, classes, device = inputs.features.shape[0], inputs.weight.shape[0], inputs.features.device
+    flat = inputs.flat(labels)
+    result = flat and _like(inputs.features).flat(*flat.features.shape)
+    if (
+        flat is None
+        or result is None
+        or not fits(flat.weight.shape, flat.features.dtype, device)
+        or batch * classes > MOST_ELEMENTS
+    ):
         return None
     lump = lumps(formula, options, labels)
-    forward = _launch(inputs, options, 3 * room_of(options, batch, classes), lump)
-    programs = forward.grid[0] // batch
-    ending, space = end(formula, options, labels, batch, classes, programs, inputs.features.device)
-    return HeadLaunches(forward, ending, space, options, lump)
+    forward = _launch(flat, options, 3 * room_of(options, batch, classes), lump)
+    ending, space = end(formula, options, labels, batch, classes, forward.grid[0] // batch, device)
+    return HeadLaunches(forward, ending, space, {}, flat, result.strides, options, lump)
 
 
 def sums(inputs: Inputs, options: Options) -> Tensor:
-    """As `head.py` makes them by slabs."""
+    """As `head.py` makes them by slabs, of flat inputs."""
     features, batch, classes = inputs.features, inputs.features.shape[0], inputs.weight.shape[0]
     launch = _launch(inputs.specs(), options)
     shape = launch.grid[0] // batch, len(options.want), batch, classes
@@ -79,21 +139,11 @@ def sums(inputs: Inputs, options: Options) -> Tensor:
 
 def gradients(
     grad: Tensor, needed: Needed, inputs: Inputs, options: Options, lump: bool = False, scale: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of features, weight and bias, from that of the sums, times `scale`; nothing of those that are not needed."""
-    features, weight = inputs.features, inputs.weight
-    classes, width = weight.shape
-    of_features = torch.empty_like(features) if needed[0] else features.new_empty(0)
-    launch = _launch(inputs.specs(), options, lump=lump, scaled=scale is not None, needed=needed)
-    rows = torch.empty((launch.grid[0], classes * (width + 1)), dtype=torch.float32, device=features.device)
-    grad = grad.contiguous()
-    with current_stream(features.device) as stream:
-        launch(stream, grad, grad if scale is None else scale, *inputs.pointers(), of_features, rows)
-    cut = classes * width
-    total = rows.sum(0, dtype=sum_dtype(features.device))  # with what is not needed: one kernel less
-    of_weight = total[:cut].view(weight.shape) if needed[1] else total[:0]
-    of_bias = total[cut:] if needed[2] else total[:0]
-    return of_features, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+) -> list[Tensor | None]:
+    """Of features, weight and bias, those that are needed, from that of the sums, times `scale`, of flat inputs."""
+    specs, grad = inputs.specs(), grad.contiguous()
+    made = _gradients(specs, _like(specs.features).strides, options, needed, lump, scale is not None)
+    return made(grad, grad if scale is None else scale, inputs)
 
 
 class FusedHead(torch.autograd.Function):
@@ -109,7 +159,7 @@ class FusedHead(torch.autograd.Function):
         with current_stream(features.device) as stream:
             launches.forward(stream, *inputs.pointers(), space)
             loss = launches.ending(stream, space, weights, added)
-        ctx.launches = launches
+        ctx.launches, ctx.memory = launches, inputs.memory()
         ctx.save_for_backward(*inputs, space)
         return loss
 
@@ -118,21 +168,57 @@ class FusedHead(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         *saved, space = ctx.saved_tensors
-        inputs, options, needed = Inputs(*saved), ctx.launches.options, tuple(ctx.needs_input_grad[:3])
-        devices = [tensor.device for tensor in (grad, space, *inputs) if tensor is not None]
-        if len(set(devices)) > 1:
-            raise RuntimeError(f"features, target or mask changed their device between forward and backward: {devices}")
-        slopes = space[: len(options.want) * inputs.features.shape[0] * inputs.weight.shape[0]]
-        found = gradients(slopes, needed, inputs, options, ctx.launches.lump, grad)
-        return *(each if need else None for each, need in zip(found, needed, strict=True)), *[None] * 5
+        inputs, launches, needed = Inputs(*saved), ctx.launches, ctx.needs_input_grad[:3]
+        if ctx.memory == inputs.memory():
+            found = launches.gradients(needed)(space, grad, inputs)
+        else:
+            found = _gradients_of_copies(launches, needed, space, grad, inputs)
+        return *found, None, None, None, None, None
+
+
+def _gradients_of_copies(
+    launches: HeadLaunches, needed: Needed, space: Tensor, grad: Tensor, inputs: Inputs
+) -> list[Tensor | None]:
+    """For saved tensors that came back as copies, from the host's memory for one: their strides may be others."""
+    devices = [tensor.device for tensor in (grad, space, *inputs) if tensor is not None]
+    if len(set(devices)) > 1:
+        raise RuntimeError(f"features, target or mask changed their device between forward and backward: {devices}")
+    features, weight, bias, target, mask = inputs
+    target = target.flatten(len(launches.inputs.target.shape) - 1)
+    flat = Inputs(
+        features.flatten(2), weight.flatten(1).contiguous(), bias, target, mask if mask is None else mask.flatten(1)
+    )
+    found = gradients(space, needed, flat, launches.options, launches.lump, grad)
+    return [each if each is None else each.view(given.shape) for each, given in zip(found, inputs, strict=False)]
+
+
+def _like(features: TensorSpec) -> TensorSpec:
+    """What `empty_like` makes of them."""
+    return spec(torch.empty_like(torch.empty_strided(*features[:2], dtype=features.dtype, device="meta")))
+
+
+@lru_cache(maxsize=1024)
+def _gradients(
+    inputs: Inputs, result: tuple[int, ...], options: Options, needed: Needed, lump: bool, scaled: bool
+) -> Gradients:
+    """Of flat inputs, and the strides of the features' gradient."""
+    over_pixels = _launch(inputs, options, lump=lump, scaled=scaled, needed=needed, result=result)
+    (classes, width), programs = inputs.weight.shape, over_pixels.grid[0]
+    cut, count = classes * width, classes * (width + 1)
+    constants = {"OF_WEIGHT": needed[1], "OF_BIAS": needed[2], "BLOCK_P": COLLECTED[0], "BLOCK_J": COLLECTED[1]}
+    collect = Launch(
+        head_collect, triton.cdiv(count, COLLECTED[1]), (cut, count, programs), constants, inputs.features.device,
+        num_warps=4,
+    )  # fmt: skip
+    return Gradients(needed, over_pixels, collect, programs * count)
 
 
 @lru_cache(maxsize=1024)
 def _launch(
     inputs: Inputs, options: Options, offset: int = 0, lump: bool = False, scaled: bool = False,
-    needed: Needed | None = None,
+    needed: Needed | None = None, result: tuple[int, ...] = (),
 ) -> Launch:  # fmt: skip
-    """The launch forward; backward, if it is said which gradients are needed."""
+    """The launch forward; backward, if it is said which gradients are needed, and how that of the features lies."""
     features, weight, _, target, mask = inputs
     batch, width, count = features.shape
     block = head_tile(weight.shape[0], width, features.dtype, backward=needed is not None)
@@ -146,7 +232,6 @@ def _launch(
     if needed is None:
         kernel, numbers = head_forward, (offset, *numbers, options.gamma)
     else:
-        result = torch.empty_like(torch.empty_strided(*features[:2], device="meta")).stride()
         kernel, numbers = head_backward, (*numbers, *result, options.gamma)
         constants |= {
             "OFFSET": "prediction" in options.want,

@@ -266,3 +266,24 @@ def head_backward(
         tl.store(row + channel[:, None] * width + feature, of_weight, mask=inside)
     if OF_BIAS:
         tl.store(row + classes * width + channel, tl.sum(tl.sum(of_bias, 2), 1), mask=channel < classes)
+
+
+@triton.jit(do_not_specialize=("cut", "count", "programs"))
+def head_collect(
+    rows, of_weight, of_bias, cut, count, programs, OF_WEIGHT: tl.constexpr, OF_BIAS: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_J: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """The gradients of weight, the first `cut` numbers of a program's row, and of bias, the others, of all programs."""
+    begin(AHEAD)
+    index = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    program = tl.arange(0, BLOCK_P)[:, None]
+    total = tl.zeros((BLOCK_J,), tl.float64)
+    for first in range(0, programs, BLOCK_P):
+        inside = (first + program < programs) & (index < count)[None, :]
+        here = rows + (first + program).to(tl.int64) * count + index[None, :]
+        total += tl.sum(tl.load(here, mask=inside, other=0.0).to(tl.float64), 0)
+    found = total.to(tl.float32)
+    if OF_WEIGHT:
+        tl.store(of_weight + index, found.to(of_weight.dtype.element_ty), mask=index < cut)
+    if OF_BIAS:
+        tl.store(of_bias + index - cut, found.to(of_bias.dtype.element_ty), mask=(index >= cut) & (index < count))

@@ -39,10 +39,9 @@ class HeadTile(NamedTuple):
         return tiles + 2 * self.classes * self.features + self.classes * self.pixels
 
 
-def fits(weight: torch.Size, features: torch.Tensor) -> bool:
-    """The rule: one kernel while its tile fits, else slabs. The shape of the weight; of features, type and device."""
+def fits(weight: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
+    """The rule: one kernel while its tile fits, else slabs. The weight's shape, `[C, F]`, and the features' type."""
     classes, width = weight
-    dtype, device = features.dtype, features.device
     block = head_tile(classes, width, dtype, backward=True)
     most = MOST if dtype.itemsize == 2 else MOST_FLOAT32
     if block.classes * block.features > most or block.classes > MOST_CLASSES or block.features > MOST_FEATURES:
@@ -52,7 +51,7 @@ def fits(weight: torch.Size, features: torch.Tensor) -> bool:
 
 def head_tile(classes: int, width: int, dtype: torch.dtype, backward: bool) -> HeadTile:
     """By the registers, shared memory and instructions that the compiler says it takes on an H200: nothing is spilled
-    up to 128 classes x 32 features. `backward`: the pass it is for."""
+    up to 64 classes x 32 features, and 32 bytes backward at 128 x 32. `backward`: the pass it is for."""
     rows, columns = _padded(classes), _padded(width)
     if dtype.itemsize > 2:
         return HeadTile(rows, columns, 64, warps=4, stages=1, resident=4, near=1)

@@ -6,7 +6,7 @@ the next ones: a GPU needs less time for the pixels of 2D images than the host n
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -67,7 +67,6 @@ class LossLike(Protocol):
 
 
 Terms = Sequence[tuple[float, LossLike]]
-Head = tuple[Tensor, Tensor, Tensor | None]  # features [B, F, N], weight [C, F] and bias [C]: what logits come from
 
 
 class Plan(NamedTuple):
@@ -99,33 +98,37 @@ def with_annotated(sums: Tensor, annotated: Tensor | None) -> Tensor:
 
 
 def plan_loss(
-    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None,
-    head: Head | None = None,
-) -> Plan:  # fmt: skip
-    """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors. With a head, the
-    logits are nothing but their shape, type and device."""
-    plain = _are_plain(logits, target, mask) and (annotated is None or type(annotated) in _PLAIN)
-    if not plain or not (head is None or (annotated is None and _are_plain(*head))):
-        return plan_terms(terms, logits, target, mask, annotated)
-    key = (
-        logits.shape, logits.stride(), logits.dtype, logits.device,
-        target.shape, target.stride(), target.dtype, target.device,
-        None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
-        None if annotated is None else (annotated.shape, annotated.dtype, annotated.device),
-        head and tuple([tensor is None or (tensor.shape, tensor.stride(), tensor.dtype) for tensor in head]),
-        *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms],
-    )  # fmt: skip
+    terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None
+) -> Plan:
+    """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
+    inputs = logits, target, mask, annotated
+    if not are_plain(*inputs):
+        return plan_terms(terms, *inputs)
+    known = None if annotated is None else (annotated.shape, annotated.dtype, annotated.device)
+    return planned(terms, (seen(logits), seen(target), seen(mask), known), lambda: _plan_whole(terms, *inputs))
+
+
+def planned(terms: Terms, tensors: Any, make: Callable[[], Plan]) -> Plan:
+    """The plan for losses and tensors of this kind, which is made once."""
+    asked = [(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms]
+    key = tensors, *asked
     plan = _PLANS.get(key)
     if plan is None:
-        plan = plan_terms(terms, logits, target, mask, annotated)
-        if head is None:
-            plan = plan._replace(launches=_launches(terms, plan, logits, target, mask, annotated))
-        else:
-            plan = plan._replace(head_launches=_head_launches(terms, plan, logits, target, mask, head))
+        plan = make()
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         _PLANS[key] = plan
     return plan
+
+
+def seen(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    """All of a tensor that its plan depends on."""
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _plan_whole(terms: Terms, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None) -> Plan:
+    plan = plan_terms(terms, logits, target, mask, annotated)
+    return plan._replace(launches=_launches(terms, plan, logits, target, mask, annotated))
 
 
 def plan_terms(
@@ -261,16 +264,14 @@ def _kind(numbers: Tensor | None) -> tuple[torch.Size, torch.device, bool] | Non
     return None if numbers is None else (numbers.shape, numbers.device, numbers.requires_grad)
 
 
-def _are_plain(logits: object, target: object, mask: object) -> bool:
+def are_plain(*tensors: object) -> bool:
     """Whether these are tensors with memory of their own: their plan can be kept, and kernels can take their pointers.
 
     Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere.
     """
     return (
         not torch.compiler.is_compiling()
-        and type(logits) in _PLAIN
-        and type(target) in _PLAIN
-        and (mask is None or type(mask) in _PLAIN)
+        and _PLAIN.issuperset([type(tensor) for tensor in tensors if tensor is not None])
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -280,32 +281,16 @@ def _launches(
 ) -> "LossLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
     that the kernels cannot address as they lie, and more classes than their last step takes."""
-    formula = _formula(terms, plan, logits)
+    formula = formula_of(terms, plan, logits)
     if formula is None:
         return None
     from polydice.kernels.fused import loss_launches, spec
 
     each = spec(logits), spec(target), mask if mask is None else spec(mask)
-    return loss_launches(formula, _distinct(plan.options, plan.labels), plan.labels, *each, annotated is not None)
+    return loss_launches(formula, distinct(plan.options, plan.labels), plan.labels, *each, annotated is not None)
 
 
-def _head_launches(
-    terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, head: Head
-) -> "HeadLaunches | None":
-    """Those that make it of features; None also where head and tile do not fit."""
-    formula = _formula(terms, plan, logits)
-    if formula is None:
-        return None
-    from polydice.kernels.head_fused import Inputs, head_launches
-    from polydice.kernels.head_tiles import fits
-
-    if not fits(head[1].shape, logits):
-        return None
-    inputs = Inputs(*head, *flatten(logits, target, mask, plan.labels)[1:]).specs()
-    return head_launches(formula, _distinct(plan.options, plan.labels), plan.labels, inputs)
-
-
-def _formula(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
+def formula_of(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
     """What the fused kernels make of the sums; None where torch must make it."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
@@ -338,7 +323,7 @@ def _formula(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
     )
 
 
-def _distinct(options: Options, labels: bool) -> Options:
+def distinct(options: Options, labels: bool) -> Options:
     """Without those of the wanted sums that labels make redundant: y² is y; and under a softmax each pixel that counts
     has one class, so Σ y of all classes is the number of pixels."""
     if not labels:

@@ -5,6 +5,7 @@ Such a network has `features(images)`, which returns what comes before the last 
 several resolutions, so does `features`, and each has its own of the heads.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,11 +15,10 @@ from torch import Tensor, nn
 
 from polydice.base import Summand
 from polydice.head import HeadLoss, check_convolution
+from polydice.kernels.head_plan import in_one_kernel
 from polydice.training.config import Head
 
-# From so many classes on, "auto" leaves the head to the loss. With fewer, logits are small, and on a CPU to make them
-# anew takes up to 1.5 times as long; from 64 on it takes 0.7 to 1.1 times as long (docs/head.md).
-LEAST_CLASSES = {"cuda": 16, "cpu": 64}
+LEAST_CLASSES = {"cuda": 16, "cpu": 64}  # from which on "auto" leaves the head to the loss
 
 LevelLoss = Callable[..., Tensor]  # of the features of one resolution, and all that a loss is given
 
@@ -62,9 +62,10 @@ def check_loss(wanted: Head, loss: nn.Module) -> None:
 
 
 def head_losses(
-    wanted: Head, loss: nn.Module, network: nn.Module, device: torch.device, half: bool
+    wanted: Head, loss: nn.Module, network: nn.Module, half: bool, partly: bool = False
 ) -> list[LevelLoss] | None:
-    """The losses of the features, one for each head; None if the loss is to have logits. Here is the rule of auto."""
+    """The losses of the features, one for each head; None if the loss is to have logits. `half`: whether the network
+    computes in bfloat16; `partly`: whether the loss is told what is annotated."""
     check_loss(wanted, loss)
     if wanted == "plain" or not isinstance(loss, Summand):
         return None
@@ -74,10 +75,19 @@ def head_losses(
         if wanted == "fused":
             raise ValueError(f"head fused: {error}; take head auto or plain") from error
         return None
-    many = LEAST_CLASSES.get(device.type)
-    if wanted == "auto" and (many is None or heads[0].out_channels < many):
+    if wanted == "auto" and not pays(heads[0], half, partly):  # the others have an eighth of its pixels, or a quarter
         return None
     return [partial(_computed, half, HeadLoss(loss, head)) for head in heads]
+
+
+def pays(head: nn.Conv2d | nn.Conv3d, half: bool, partly: bool) -> bool:
+    """The rule of auto, by what was measured (docs/head.md). On a GPU one kernel that takes the head is faster than
+    logits and loss in bfloat16, and slower in float32; with few classes a step has little to gain by it. On a CPU to
+    make the logits anew takes up to 1.5 times as long, and with many classes 0.7 to 1.1 times as long."""
+    device = head.weight.device.type
+    if head.out_channels < LEAST_CLASSES.get(device, math.inf):
+        return False
+    return device == "cpu" or (half and not partly and in_one_kernel(head.weight, torch.bfloat16))
 
 
 def _computed(half: bool, loss: HeadLoss, features: Tensor, *others: Tensor | None) -> Tensor:

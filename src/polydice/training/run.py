@@ -80,7 +80,8 @@ class Run:
         order = prepared.regions.order if prepared.regions else None
         self.network = Network(self.model, patch, settings.precision, compiled, order)
         self.loss = loss.to(process.device)
-        of_features = head_losses(settings.head, self.loss, self.model, process.device, self.network.half)
+        partly = prepared.annotated is not None
+        of_features = head_losses(settings.head, self.loss, self.model, self.network.half, partly)
         self.fused = of_features is not None
         self.minimised = of_features or self.loss
         self.adaptive = adaptive(loss, settings.adapt_kappa)
