@@ -484,6 +484,26 @@ def test_tensors_without_memory_take_the_plain_pass() -> None:
     assert logits.grad.shape == logits.shape
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_partial_sums_that_are_gathered_first(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of large inputs are: here those of a few programs, of which the tail adds up none by itself."""
+    from polydice.kernels import fused
+
+    launched, gather = [], fused._gather
+    monkeypatch.setattr(fused, "MOST_PARTIALS", 0)
+    monkeypatch.setattr(fused, "resident", lambda device, block: 12)
+    monkeypatch.setattr(fused, "_gather", lambda *sizes: launched.append(sizes) or gather(*sizes))
+    logits = torch.randn(3, 5, 47, 59, device=DEVICE, requires_grad=True)
+    exact, target = logits.detach().double().requires_grad_(), torch.randint(0, 5, (3, 47, 59), device=DEVICE)
+    loss = PolyDice1Loss(0.2, batch=batch) + CrossEntropyLoss()
+    found, expected = loss(logits, target), plain(loss)(exact, target)
+    assert [programs > 1 for *_, programs, _ in launched] == [True]
+    assert relative(found, expected) < 1e-6
+    found.backward()
+    expected.backward()
+    assert relative(logits.grad, exact.grad) < 1e-5
+
+
 def test_same_bits_twice() -> None:
     logits = torch.randn(2, 5, 301, device=DEVICE, requires_grad=True)
     target = torch.randint(0, 5, (2, 301), device=DEVICE)
