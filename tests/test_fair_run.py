@@ -37,6 +37,14 @@ def test_a_list_grows_where_a_best_rate_is_at_its_end(
     assert run["longer"](recipe, sides) == recipe.replace(", ".join(rates), grown)
 
 
+def test_a_list_grows_once_on_either_side(run: dict) -> None:
+    planned = run["PLANNED"]
+    for name, ends in planned.items():
+        rates = run["rates_in"]((FAIR / f"{name}.toml").read_text(encoding="utf-8"))
+        assert run["grown"](rates, ends) == ({"high"} if name.startswith("hippocampus") else set())
+    assert run["grown"](["0.000625", "0.0025", "0.16"], planned["acdc"]) == {"low"}
+
+
 def test_small_rates_are_found_by_their_value(run: dict) -> None:
     """A choice says 2e-05 where the recipe says 0.00002."""
     assert run["ends"](["0.00002", "0.00008"], choices("2e-05")) == {"low"}

@@ -139,6 +139,8 @@ class Network:
         """Batches that are segmented at once: one, or some volumes that a window holds, whose logits are not many."""
         patch = self.patch or (0, 0, 0)
         most = max(1, min(batches.batch, AT_ONCE // max(1, classes * math.prod(patch))))
+        if self.late is not None:  # which is computed in float32, not as the network is
+            most = 1
 
         def held(batch: Batch) -> bool:
             return all(own <= side for own, side in zip(batch.images.shape[2:], patch, strict=False))
