@@ -138,7 +138,7 @@ def test_pass_with_sums_on_request(classes: int, activation: str) -> None:
 )
 def test_pass_from_features(width: int, classes: int, activation: str, labels: bool, dtype: torch.dtype) -> None:
     from polydice.kernels.fused import TensorSpec
-    from polydice.kernels.head_fused import Inputs, _launch
+    from polydice.kernels.head_fused import Inputs, _gradients, _launch, _like
 
     host, want = torch.device("cpu"), tuple(name for name in SUMS if name != "uniform")
     target = TensorSpec((2, 960), (960, 1), torch.uint8, host)
@@ -151,6 +151,7 @@ def test_pass_from_features(width: int, classes: int, activation: str, labels: b
     )
     tensors = [dtype, torch.float32, torch.float32, torch.uint8, dtype]
     options = Options(activation, None, want, 1.5)
-    forward, backward = _launch(inputs, options), _launch(inputs, options, needed=(True, True, True))
-    assert compiled(forward, *tensors, torch.float32).asm["cubin"]
-    assert compiled(backward, torch.float32, torch.float32, *tensors, dtype, torch.float32).asm["cubin"]
+    made = _gradients(inputs, _like(inputs.features).strides, options, (True, True, True), lump=False, scaled=True)
+    assert compiled(_launch(inputs, options), *tensors, torch.float32).asm["cubin"]
+    assert compiled(made.over_pixels, torch.float32, torch.float32, *tensors, dtype, torch.float32).asm["cubin"]
+    assert compiled(made.collect, torch.float32, torch.float32, torch.float32).asm["cubin"]
