@@ -30,6 +30,14 @@ Between.
 <!-- end hypotheses -->
 After.
 """
+INSIDE = "".join(  # in the order in which runs have ended; the last fold is not whole
+    json.dumps(
+        {"trainer": f"nnUNetTrainer{rest}", "fold": fold, "epochs": 2, "iterations": 3}
+        | {"voxels": {f"case{fold}": [[hits, 10, 10], [0, 0, 0]], f"other{fold}": [[4, 5, 5], [2, 3, 3]]}}
+    )
+    + "\n"
+    for rest, fold, hits in [("TvMFCE", 0, 9), ("", 1, 8), ("", 0, 8), ("TvMFCE", 1, 5), ("", 2, 3)]
+)
 RECIPE = (
     (FAIR / "acdc.toml").read_text(encoding="utf-8")
     .replace('path = "acdc"', 'path = "mine"').replace('"last"', '"best"').replace("replicates = 3", "replicates = 2")
@@ -48,15 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with marks, a study with all of its runs and nnU-Net's records."""
     folder = tmp_path_factory.mktemp("fair")
     pack(trained(study_in(folder / "work", lambda run: False, RECIPE)), folder / "acdc")
-    runs = [
-        ("nnUNetTrainer", 0, 8),
-        ("nnUNetTrainer", 1, 8),
-        ("nnUNetTrainerTvMFCE", 0, 9),
-        ("nnUNetTrainerTvMFCE", 1, 7),
-    ]
-    records = [{"trainer": name, "fold": fold, "voxels": {"a": [[hits, 10, 10]]}} for name, fold, hits in runs]
     (folder / "nnunet").mkdir()
-    (folder / "nnunet/records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "nnunet/records.jsonl").write_text(INSIDE)
     (folder / "README.md").write_text(PAGE)
     drawn(folder)
     return folder
@@ -77,8 +78,29 @@ def test_the_table_has_what_the_script_without_polydice_finds(folder: Path) -> N
             for name, to in row["to"].items()
         }
         assert differences == [told.get(name, "") for name in ("Dice", "Dice + cross-entropy")]
-    assert "| TvMFCE | 80.00 | +0.00 | +10.00, −10.00 |" in page
     assert "Over 2 replicates of 5 folds." in page
+    assert "Over 2 folds, one training of each: there is no verdict." in page
+    inside = CHECK["nnunet"](folder / "nnunet/records.jsonl")
+    assert list(inside) == ["nnUNetTrainer", "nnUNetTrainerTvMFCE"]
+    own, other = inside.values()
+    # Classes 24/30 and 4/6; then 26/30 or 18/30, and 4/6.
+    assert [own["mean"], *other["apart"]] == pytest.approx([73.3333, 3.3333, -10.0], abs=1e-4)
+    assert f"| its own: Dice + CE | {own['mean']:.2f} |" in page
+    assert f"| TvMFCE | {other['mean']:.2f} | −3.33 | +3.33, −10.00 |" in page
+
+
+def test_records_of_nnunet_that_contradict_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, problem in (
+        (INSIDE.replace("[9, 10, 10]", "[9, 10, 11]"), "was tested on other cases in fold 0"),
+        (INSIDE.replace('"epochs": 2', '"epochs": 4', 1), "other lengths"),
+        (INSIDE.replace("case2", "case0"), "tested in two folds"),
+    ):
+        (tmp_path / "records.jsonl").write_text(text)
+        assert CHECK["main"]([tmp_path]) == 1
+        assert problem in capsys.readouterr().err
+    (tmp_path / "records.jsonl").write_text(INSIDE)
+    assert CHECK["main"]([tmp_path]) == 0
+    assert "nnUNetTrainerTvMFCE: 70.00; -3.33 (+3.33, -10.00)" in capsys.readouterr().out
 
 
 def test_a_page_is_filled_between_its_marks_and_the_same_every_time(folder: Path) -> None:

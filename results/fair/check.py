@@ -1,9 +1,11 @@
 """Recomputes the numbers of this page's tables from the records, with none of polydice's code: numpy and Python alone.
 
-python results/fair/check.py [DIR ...]    # folders with a recipe.toml and a runs.jsonl.gz; else all beside this file
+python results/fair/check.py [DIR ...]    # folders with a recipe.toml and a runs.jsonl.gz, or nnU-Net's records.jsonl;
+                                          # else all beside this file
 
 For each study: the mean score of each loss; its rate, chosen on validation by the tuning runs, and the rates within the
 margin of the best (the plateau); its paired difference to each baseline with interval and verdict (docs/statistics.md).
+Of nnU-Net's trainers: the mean score over the folds that all have, and the differences to its own, fold by fold.
 The exit status is 1 if a record contradicts itself: runs at another rate than the chosen one, or unlike test cases.
 """
 
@@ -27,9 +29,15 @@ class ContradictionError(Exception):
 
 def main(folders):
     status = 0
-    for folder in folders or sorted(path.parent for path in Path(__file__).parent.glob("*/runs.jsonl.gz")):
+    files = ("*/runs.jsonl.gz", "*/records.jsonl")
+    for folder in folders or sorted(path.parent for name in files for path in Path(__file__).parent.glob(name)):
         try:
             print(f"\n## {folder.name}\n")
+            if (folder / "records.jsonl").is_file():
+                for trainer, row in nnunet(folder / "records.jsonl").items():
+                    apart = ", ".join(f"{each:+.2f}" for each in row["apart"])
+                    print(f"{trainer}: {row['mean']:.2f}; {np.mean(row['apart']):+.2f} ({apart})")
+                continue
             for title, rows in study(folder).items():
                 show(title, rows)
         except ContradictionError as problem:
@@ -51,6 +59,28 @@ def show(title, rows):
             cells.append(f"{to['mean']:+.2f}{interval} ({to['pairs']})" if to else "")
         print("| " + " | ".join(cells) + " |")
     print()
+
+
+def nnunet(file):
+    """Of each trainer of nnU-Net: mean, and `apart`, the differences to nnU-Net's own in each fold."""
+    runs, own = defaultdict(dict), "nnUNetTrainer"
+    lengths, parts = set(), {}
+    for run in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        true = {case: [int(of_class[2]) for of_class in counts] for case, counts in run["voxels"].items()}
+        if parts.setdefault(run["fold"], true) != true:
+            raise ContradictionError(f"{run['trainer']} was tested on other cases in fold {run['fold']}")
+        lengths.add((run["epochs"], run["iterations"]))
+        both, found, sizes = np.array(list(run["voxels"].values()), float).sum(0).T
+        keep = found + sizes > 0
+        runs[run["trainer"]][run["fold"]] = 100 * (2 * both[keep] / (found + sizes)[keep]).mean()
+    if len(lengths) > 1 or len({case for part in parts.values() for case in part}) < sum(map(len, parts.values())):
+        raise ContradictionError("runs have other lengths, or a case is tested in two folds")
+    folds = sorted(set.intersection(*map(set, runs.values())))
+    rows = {}
+    for trainer in sorted(runs, key=lambda trainer: (trainer != own, trainer)):
+        scores, base = (np.array([runs[each][fold] for fold in folds]) for each in (trainer, own))
+        rows[trainer] = {"mean": scores.mean(), "apart": (scores - base).tolist()}
+    return rows
 
 
 def study(folder):

@@ -128,14 +128,17 @@ def differences(trained: Mapping[tuple[str, int], float]) -> dict[str, list[floa
     """Of each trainer but the first, nnU-Net's own, fold by fold."""
     first, *others = dict.fromkeys(trainer for trainer, _ in trained) or [""]
     folds = [fold for trainer, fold in trained if trainer == first]
-    return {
-        trainer: [trained[trainer, fold] - trained[first, fold] for fold in folds if (trainer, fold) in trained]
-        for trainer in others
-    }
+    return {trainer: [trained[trainer, fold] - trained[first, fold] for fold in folds] for trainer in others}
+
+
+def whole(trained: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    """Of the folds that all trainers have."""
+    trainers = {trainer for trainer, _ in trained}
+    return {run: value for run, value in trained.items() if all((each, run[1]) in trained for each in trainers)}
 
 
 def short(trainer: str) -> str:
-    return trainer.removeprefix("nnUNetTrainer") or "its own: Dice + CE"
+    return trainer.removeprefix(nnunet.OWN) or "its own: Dice + CE"
 
 
 def runs(found: Comparison) -> str:
@@ -159,6 +162,7 @@ def forest(studies: Mapping[str, Kept], trained: Mapping[tuple[str, int], float]
         return None
     margin = next((each.comparison.margin for each in studies.values()), 1.0)
     ends = [abs(end) for each in every for told in each.differences.values() for end in told if end is not None]
+    ends += [abs(end) for each in every for end in each.folds]
     edge = min(FARTHEST * margin, 1.1 * max(1.5 * margin, *ends))
     height = LINE * len(every) + 0.7
     with rc_context(PLAIN):
@@ -271,7 +275,8 @@ def parts(studies: Mapping[str, Kept], trained: Mapping[tuple[str, int], float])
         about = f"{runs(each.comparison)}." if finished else "Rates are chosen; the comparison is not run."
         blocks.append("\n".join([markdown(results(each)), " ".join([about, *each.comparison.warnings])]))
     if trained:
-        blocks.append(markdown(own_training(trained)).strip())
+        folds = count(len({fold for _, fold in trained}), "fold")
+        blocks.append(f"{markdown(own_training(trained))}\nOver {folds}, one training of each: there is no verdict.")
     titles = {name: each.title for name, each in studies.items()}
     came_to = markdown(hypotheses.table({name: each.comparison for name, each in studies.items()}, titles))
     return {"tables": "\n\n".join(blocks), "hypotheses": came_to.partition("\n\n")[2].strip()}
@@ -289,7 +294,7 @@ def filled(page: str, found: Mapping[str, str]) -> str:
 
 def main(folder: Path) -> None:
     studies, records = kept(folder), nnunet.recorded(folder / "nnunet" / "records.jsonl")
-    trained = nnunet.scored(records, "dice_foreground")
+    trained = whole(nnunet.scored(records, "dice_foreground"))
     for name, figure in (("score-rate", score_rate(studies)), ("forest", forest(studies, trained))):
         if figure is not None:
             with rc_context(PLAIN):

@@ -8,6 +8,7 @@
 trains each trainer on each fold as nnU-Net does (3d_fullres: its augmentation, deep supervision, optimiser and
 schedule), for fewer epochs and iterations than its 1000 and 250, several at a time, and counts the voxels of the fold's
 validation cases. A run that is recorded is not made again, and one that was stopped goes on from its last checkpoint.
+What a run prints is in the folder `logs`; the end of it is shown if the run fails.
 `show` prints the Dice of every trainer, and the differences to the first, fold by fold.
 
 A record is a line: trainer, fold, what was trained, and `voxels`: of each case and class, how many were found and are
@@ -22,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import deque
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +31,7 @@ from time import monotonic, sleep
 from typing import Any
 
 SET, CONFIGURATION, FOLDS = "Dataset004_Hippocampus", "3d_fullres", 5
+OWN = "nnUNetTrainer"  # with its default, Dice + cross-entropy
 LABELS = {"background": 0, "anterior": 1, "posterior": 2}
 
 
@@ -63,6 +66,7 @@ def train(
     home: Path, trainers: list[str], folds: list[int], out: Path, jobs: int, seconds: float, settings: list[str]
 ) -> None:
     """So many runs at a time; after so many seconds what still runs is stopped, to go on the next time."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     places(home)
     os.environ.setdefault("nnUNet_compile", "0")  # it would take longer than these runs gain by it
     os.environ.setdefault("nnUNet_n_proc_DA", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
@@ -71,21 +75,36 @@ def train(
             sys.exit(
                 f"{out} has runs of {record['epochs']} epochs of {record['iterations']} iterations: take another file"
             )
-    start, running, failed = monotonic(), [], 0
+    start, failed = monotonic(), 0
+    running: dict[str, subprocess.Popen[bytes]] = {}
     waiting = [(trainer, fold) for fold, trainer in product(folds, trainers)]
     waiting = [run for run in waiting if run not in recorded(out)]
-    while (waiting or running) and monotonic() - start < seconds:
-        while waiting and len(running) < jobs:
-            trainer, fold = waiting.pop(0)
-            command = [sys.executable, __file__, "one", str(home), trainer, str(fold), str(out), *settings]
-            running.append(subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL))
-        sleep(0.5)
-        failed += sum(bool(process.poll()) for process in running)
-        running = [process for process in running if process.poll() is None]
-    for process in running:
-        os.killpg(process.pid, signal.SIGKILL)  # also the processes that augment for it
+    logs = home / "logs"
+    logs.mkdir(exist_ok=True)
+    try:
+        while (waiting or running) and monotonic() - start < seconds:
+            while waiting and len(running) < jobs:
+                trainer, fold = waiting.pop(0)
+                command = [sys.executable, __file__, "one", str(home), trainer, str(fold), str(out), *settings]
+                with (logs / f"{trainer}-{fold}.txt").open("ab") as log:
+                    running[log.name] = subprocess.Popen(
+                        command, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+                    )
+            sleep(0.5)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                if running.pop(name).returncode:
+                    failed += 1
+                    print(f"{name}:", *last_lines(Path(name)), sep="\n  ", file=sys.stderr, flush=True)
+    finally:
+        for process in running.values():
+            os.killpg(process.pid, signal.SIGKILL)  # also the processes that augment for it
     print(f"{monotonic() - start:.0f} s, {len(recorded(out))} runs recorded; ", end="")
     print(f"now {failed} failed, {len(running)} were stopped, {len(waiting)} have not begun")
+
+
+def last_lines(file: Path, count: int = 15) -> list[str]:
+    with file.open(errors="replace") as lines:
+        return [line.rstrip() for line in deque(lines, count)]
 
 
 def one(home: Path, name: str, fold: int, out: Path, epochs: int, iterations: int, device: str) -> None:
@@ -151,7 +170,9 @@ def voxels(trainer: Any) -> dict[str, list[list[int]]]:
 
 
 def recorded(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    records = map(json.loads, out.read_text().splitlines()) if out.exists() else ()
+    """By trainer and fold, nnU-Net's own trainer first, whichever run has ended first."""
+    records = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    records.sort(key=lambda record: (record["trainer"] != OWN, record["trainer"], record["fold"]))
     return {(record["trainer"], record["fold"]): record for record in records}
 
 
