@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.head import run as run_head
-from benchmarks.loss import run, run_check
+from benchmarks.loss import run, run_annotated, run_check
 from benchmarks.sizes import parse_head_size, parse_size
 
 
@@ -46,10 +46,11 @@ def main(arguments: Sequence[str]) -> int:
         "--sizes", type=parse_head_size, nargs="+", metavar="SIZE", help="such as 2x32-14x96x96x96:bfloat16"
     )
     loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
+    loss.add_argument("--annotated", action="store_true", help="only what it costs to say which classes are annotated")
     given = parser.parse_args(arguments)
     if given.command == "loss" and given.check:
-        if given.device != "cpu" or given.sizes or given.out:
-            parser.error("--check has its own sizes, on --device cpu, and writes nothing")
+        if given.device != "cpu" or given.sizes or given.out or given.annotated:
+            parser.error("--check has its own sizes and losses, on --device cpu, and writes nothing")
         return run_check(given.quick)
     if given.command == "steady":
         from benchmarks.steady import run as run_steady
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         out = given.out or Path("results", "loss-speed", "cpu")
         out.mkdir(parents=True, exist_ok=True)
         return run_steady(out, given.sizes, given.processes, given.busy, given.quick)
-    out = given.out or Path("results", f"{given.command}-speed", given.device)
+    measures = "annotated" if given.command == "loss" and given.annotated else given.command
+    out = given.out or Path("results", f"{measures}-speed", given.device)
     if given.command == "nnunet":
         from benchmarks.nnunet_loss import run as run_nnunet  # it needs nnU-Net, or its loss classes
 
@@ -80,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         from benchmarks.train import run as run_train  # as above
 
         measured = partial(run_train, given.device, given.data, out, given.quick)
+    elif measures == "annotated":
+        measured = partial(run_annotated, given.device, out, given.sizes, given.quick)
     else:
         measured = partial(run, given.device, out, given.sizes, given.quick)
     out.mkdir(parents=True, exist_ok=True)

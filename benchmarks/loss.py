@@ -1,17 +1,19 @@
 """`python -m benchmarks loss`: measure the losses, write what was found, show it."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from benchmarks import check, cpu, cuda, report
 from benchmarks.measure import Effort
-from benchmarks.providers import Provider, installed
+from benchmarks.providers import LossFunction, Provider, annotated, installed
 from benchmarks.report import Row, Sheet
-from benchmarks.sizes import Size, default_sizes
+from benchmarks.sizes import Size, annotated_sizes, default_sizes
 
 QUICK = Effort(gpu_ms=10, cpu_seconds=0, least_rounds=2)
 CHECK = Effort(cpu_seconds=30, least_rounds=15)
@@ -33,6 +35,18 @@ def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
     return 0
 
 
+def run_annotated(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
+    """What it costs to say which classes are annotated, as a ratio of forward and backward."""
+    sizes = [size._replace(partial=True) for size in sizes] if sizes else annotated_sizes(device)
+    rows = []
+    with report.CsvFile(out / "annotated.csv") as file:
+        for row in measure(sizes, annotated(device), device, QUICK if quick else Effort()):
+            file.write(row)
+            rows.append(row)
+    print(f"\n{report.without_and_with(rows)}\n\nannotated.csv and command.txt are in {out}")
+    return 0
+
+
 def run_check(quick: bool) -> int:
     """1 if a limit is not kept. Nothing is written: two sizes are not a result."""
     providers = [provider for provider in present("cpu") if provider.name in check.PROVIDERS]
@@ -50,7 +64,7 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
     label_bytes = {each.name: each.label_bytes for each in providers}
     for size in sizes:
         yield sheet.floor(size)
-        candidates = [(each, each.make()) for each in providers if each.series or not size.series]
+        candidates = [(each, _made(each, size, device)) for each in providers if each.series or not size.series]
         both: dict[str, float] = {}
         for name, figures in machine.measure(candidates, *size.inputs(device), effort):
             rows = list(sheet.of(name, size, figures, label_bytes[name]))
@@ -59,6 +73,15 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
             if not isinstance(figures, str):
                 both[name] = figures.both.median
         yield from sheet.ratios(size, both)
+        for each in providers:
+            if each.without in both and each.name in both:
+                pair = {name: both[name] for name in (each.name, each.without)}
+                yield from sheet.ratios(size, pair, [each.without])
+
+
+def _made(provider: Provider, size: Size, device: str) -> LossFunction:
+    made: Any = provider.make()
+    return partial(made, annotated=size.annotated(device)) if provider.without else made
 
 
 def show(name: str, size: Size, rows: Sequence[Row]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.sizes import LABEL_BYTES
-from polydice import CrossEntropyLoss, PolyDice1Loss
+from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 EPSILON = 0.2
@@ -26,6 +27,7 @@ class Provider(NamedTuple):
     series: bool = True  # whether it is measured in the series too
     graph: bool = False  # whether it is replayed from a CUDA graph
     label_bytes: int = LABEL_BYTES  # of each label it is given: int64, or 1 for uint8, which peers do not take
+    without: str = ""  # it is told which classes are annotated, and compared with that one, which is not
 
 
 def _compiled() -> LossFunction:
@@ -42,6 +44,10 @@ def _compiled() -> LossFunction:
 
 def _two_terms(impl: str) -> LossFunction:
     return PolyDice1Loss(EPSILON, impl=impl) + CrossEntropyLoss(impl=impl)
+
+
+def _common(impl: str) -> LossFunction:
+    return DiceLoss(impl=impl) + CrossEntropyLoss(impl=impl)
 
 
 def _monai() -> LossFunction:
@@ -94,6 +100,18 @@ PROVIDERS = (
     Provider("cross_entropy", lambda: F.cross_entropy),
     Provider("cross_entropy graph", lambda: F.cross_entropy, ("cuda",), series=False, graph=True),
 )
+
+
+def annotated(device: str) -> list[Provider]:
+    """Ours without and with `annotated`, one beside the other; on a GPU in a graph and as called, with uint8 labels."""
+    found = []
+    impl, replays = ("fused", (True, False)) if device == "cuda" else ("eager", (False,))
+    for loss, make in (("polydice", partial(PolyDice1Loss, EPSILON, impl=impl)), ("dice + ce", partial(_common, impl))):
+        for graph in replays:
+            name = f"{loss} graph" if graph else loss
+            alone = Provider(name, make, (device,), graph=graph, label_bytes=1)
+            found += [alone, alone._replace(name=f"{name}, annotated", without=name)]
+    return found
 
 
 def installed(device: str) -> tuple[list[Provider], dict[str, str]]:

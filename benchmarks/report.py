@@ -116,6 +116,21 @@ def table(rows: Sequence[Row], reference: str = "cross_entropy") -> str:
     for (shape, dtype), times in measured.items():
         cells = [_cell(times.get(name), times.get(reference)) for name in names]
         lines.append([f"{shape} {dtype}", *cells])
+    return _aligned(lines)
+
+
+def without_and_with(rows: Sequence[Row]) -> str:
+    """Sizes down, losses across: milliseconds without and with `annotated`, and their ratio."""
+    measured = both_ms(rows)
+    pairs = dict.fromkeys((row.metric[5:], row.provider) for row in rows if row.metric.startswith("over_"))
+    lines = [["forward + backward, ms, without and with", *(name for name, _ in pairs)]]
+    for (shape, dtype), times in measured.items():
+        found = [(times.get(one), times.get(other)) for one, other in pairs]
+        lines.append([f"{shape} {dtype}", *(f"{_cell(one, None)} {_cell(other, one)}" for one, other in found)])
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 

@@ -42,6 +42,35 @@ def test_a_run_writes_rows_plots_and_its_command(tmp_path: Path) -> None:
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_annotated_costs_is_a_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["3x4x8x8", "1x2x8x8"]
+    command = ["loss", "--annotated", "--device", "cpu", "--quick", "--out", str(tmp_path), "--sizes", *sizes]
+    assert main(command) == 0
+    with (tmp_path / "annotated.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ms = {
+        (row["shape"], row["provider"]): float(row["median"])
+        for row in rows
+        if (row["mode"], row["metric"]) == ("both", "ms")
+    }
+    for shape in sizes:
+        for loss in ("polydice", "dice + ce"):
+            (ratio,) = [
+                float(row["median"]) for row in rows if (row["shape"], row["metric"]) == (shape, f"over_{loss}")
+            ]
+            assert ratio == pytest.approx(ms[shape, f"{loss}, annotated"] / ms[shape, loss], rel=1e-4)
+    assert "polydice" in capsys.readouterr().out.splitlines()[-5]
+
+
+def test_not_all_classes_of_a_partial_size_are_annotated() -> None:
+    size = Size((4, 5, 16, 16), partial=True)
+    annotated, (_, labels) = size.annotated("cpu"), size.inputs("cpu")
+    assert annotated[:, 0].all()
+    assert not annotated[:, 1:].all(0).any(), "each other class is missing somewhere"
+    for image, known in zip(labels, annotated, strict=True):
+        assert set(image.unique().tolist()) == set(known.nonzero().flatten().tolist())
+
+
 def test_a_head_is_measured_against_the_fastest_way_to_make_logits(tmp_path: Path) -> None:
     rows = measured(tmp_path, "head", "--sizes", "1x4-9x8x8x8", "1x4-3x8x8x8")
     assert {row["shape"] for row in rows} == {"1x4-9x8x8x8", "1x4-3x8x8x8"}
@@ -143,7 +172,9 @@ def test_the_check_names_the_limits_that_are_not_kept(ours_ms: float, failed: se
     assert not any(kept for kept, _ in check.verdicts([])), "a figure that is missing is not a limit kept"
 
 
-@pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cpu", "--sizes", "2x3x8x8"]])
+@pytest.mark.parametrize(
+    "arguments", [["--device", "cuda"], ["--device", "cpu", "--sizes", "2x3x8x8"], ["--device", "cpu", "--annotated"]]
+)
 def test_the_check_refuses_what_it_would_ignore(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["loss", "--check", *arguments])
