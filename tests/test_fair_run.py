@@ -31,6 +31,7 @@ def test_a_list_grows_where_a_best_rate_is_at_its_end(
     run: dict, chosen: tuple[str, ...], sides: set[str], grown: str
 ) -> None:
     recipe = (FAIR / "acdc.toml").read_text(encoding="utf-8")
+    recipe = run["RATES"].sub("rate = [0.0025, 0.01, 0.04, 0.16]", recipe)
     rates = run["rates_in"](recipe)
     assert rates == ["0.0025", "0.01", "0.04", "0.16"]
     assert run["ends"](rates, choices(*chosen)) == sides
@@ -41,8 +42,8 @@ def test_a_list_grows_once_on_either_side(run: dict) -> None:
     planned = run["PLANNED"]
     for name, ends in planned.items():
         rates = run["rates_in"]((FAIR / f"{name}.toml").read_text(encoding="utf-8"))
-        assert run["grown"](rates, ends) == ({"high"} if name.startswith("hippocampus") else set())
-    assert run["grown"](["0.000625", "0.0025", "0.16"], planned["acdc"]) == {"low"}
+        assert run["grown"](rates, ends) == (set() if name == "acdc" else {"high"})
+    assert run["grown"](["0.000625", "0.0025", "0.16"], planned["kvasir"]) == {"low"}
 
 
 def test_small_rates_are_found_by_their_value(run: dict) -> None:
