@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +17,16 @@ class Recorder:
         self.launched: list[tuple[tuple[bool, ...], tuple[Any, ...], int]] = []
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def compile_and_launch(*arguments: Any, **constants: Any) -> dict[Any, Any]:
+        def compile_and_launch(*arguments: Any, **constants: Any) -> SimpleNamespace:
             aligned = tuple(given.data_ptr() % 16 == 0 for given in arguments if isinstance(given, torch.Tensor))
             self.compiled.append(aligned)
 
-            def launch(*numbers: Any, stream: int) -> None:
-                self.launched.append((aligned, numbers, stream))
+            def run(x: int, y: int, z: int, stream: int, *others: Any) -> None:
+                assert (x, y, z) == grid
+                assert others[:5] == ("function", "metadata", None, None, None)
+                self.launched.append((aligned, others[5:], stream))
 
-            return {grid: launch}
+            return SimpleNamespace(run=run, function="function", packed_metadata="metadata")
 
         return compile_and_launch
 

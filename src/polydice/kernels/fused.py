@@ -70,8 +70,8 @@ class LossLaunches(NamedTuple):
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        inputs = logits, target, mask, weights, added, annotated if annotated is None else annotated.contiguous()
-        loss: Tensor = FusedLoss.apply(*inputs, self)  # type: ignore[no-untyped-call]
+        others = target, mask, weights, added, annotated if annotated is None else annotated.contiguous()
+        loss: Tensor = FusedLoss.apply(logits, others, self)  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -116,13 +116,12 @@ def _given(annotated: Tensor | None) -> tuple[Tensor, ...]:
 
 
 class FusedLoss(torch.autograd.Function):
-    """A weighted sum of losses, by launches that were made for tensors of just these shapes and types."""
+    """A weighted sum of losses, by launches that were made for tensors of just these shapes and types. All that has no
+    gradient comes as one argument: each takes torch a while."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
-        annotated: Tensor | None, launches: LossLaunches,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: LossLaunches) -> Tensor:
+        target, mask, weights, added, annotated = others
         given = () if annotated is None else (annotated,)
         space = torch.empty(launches.space, dtype=torch.float32, device=logits.device)
         with current_stream(logits.device) as stream:
@@ -137,14 +136,13 @@ class FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, mask, annotated, space = ctx.saved_tensors
-        others = (None,) * 6
         if ctx.memory != _memory(logits, target, mask):
-            return _backward_of_copies(ctx.launches, grad, logits, target, mask, annotated, space), *others
+            return _backward_of_copies(ctx.launches, grad, logits, target, mask, annotated, space), None, None
         result = torch.empty_like(logits)
         mask, given = logits if mask is None else mask, () if annotated is None else (annotated,)
         with current_stream(logits.device) as stream:
             ctx.launches.over_pixels.backward(stream, space, grad, logits, target, mask, result, *given)
-        return result, *others
+        return result, None, None
 
 
 def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:

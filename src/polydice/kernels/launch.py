@@ -1,7 +1,9 @@
 """Launches one Triton kernel again and again, past Triton's own handling of arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -24,30 +26,37 @@ class Launch:
         )
         self.numbers, self.constants = tuple(numbers), constants
         self.rest = (*numbers, *constants.values())
-        self.compiled: dict[tuple[bool, ...], Any] = {}
-        self.aligned: Any = None  # what is compiled for pointers that are all aligned, as they nearly always are
+        self.compiled: dict[tuple[bool, ...], Callable[..., None]] = {}
+        self.aligned: Callable[..., None] | None = None  # of pointers that are all aligned, as they nearly always are
 
     def __call__(self, stream: int, *tensors: Tensor) -> None:
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        every_bit = 0
-        for pointer in pointers:
-            every_bit |= pointer
-        if every_bit % 16 == 0 and self.aligned is not None:
-            self.aligned(*pointers, *self.rest, stream=stream)
+        pointers = [*map(Tensor.data_ptr, tensors)]
+        if self.aligned is not None and reduce(or_, pointers) % 16 == 0:
+            self.aligned(stream, *pointers)
             return
         aligned = tuple([pointer % 16 == 0 for pointer in pointers])
         ready = self.compiled.get(aligned)
         if ready is not None:
-            # Past Triton's own argument handling, whose outcome depends on nothing else.
-            ready(*pointers, *self.rest, stream=stream)
+            ready(stream, *pointers)
             return
-        ready = self.kernel[self.grid](
+        compiled = self.kernel[self.grid](
             *(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor for tensor in tensors),
             *self.numbers, **self.constants, **self.options,
         )  # fmt: skip
-        if ready is not None:  # the interpreter compiles nothing
-            self.compiled[aligned] = ready[self.grid]
+        if compiled is not None:  # the interpreter compiles nothing
+            self.compiled[aligned] = _launcher(compiled, self.grid, self.rest)
             self.aligned = self.compiled.get((True,) * len(pointers))
+
+
+def _launcher(compiled: Any, grid: tuple[int, int, int], rest: tuple[Any, ...]) -> Callable[..., None]:
+    """What launches a compiled kernel on a stream, given its pointers. Past Triton's own handling of arguments, whose
+    outcome depends on nothing else, and past its hooks for profilers: both take longer than the launch itself."""
+    run, function, metadata, no_hooks = compiled.run, compiled.function, compiled.packed_metadata, (None, None, None)
+
+    def launch(stream: int, *pointers: int) -> None:
+        run(*grid, stream, function, metadata, *no_hooks, *pointers, *rest)
+
+    return launch
 
 
 def current_stream(device: torch.device) -> AbstractContextManager[int]:
