@@ -14,7 +14,7 @@ copyright = author
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "results/**/README.md", "results/fair/PLAN.md", "CHANGELOG.md", "CONTRIBUTING.md",
+include_patterns = ["docs/**.md", "results/**/README.md", "results/fair/[PD]*.md", "CHANGELOG.md", "CONTRIBUTING.md",
                     "SECURITY.md"]  # fmt: skip
 exclude_patterns = [".*", "build", "runs"]
 default_role = "code"  # what docstrings have in backticks

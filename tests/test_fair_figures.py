@@ -126,7 +126,8 @@ def test_a_study_whose_rates_are_not_chosen_is_left_out(folder: Path, tmp_path: 
 def test_the_page_is_what_the_records_say(tmp_path: Path) -> None:
     shutil.copytree(FAIR, tmp_path / "fair")
     drawn(tmp_path / "fair")
-    assert (tmp_path / "fair/README.md").read_text() == (FAIR / "README.md").read_text()
+    for page in ("README.md", "DETAILS.md"):
+        assert (tmp_path / "fair" / page).read_text() == (FAIR / page).read_text()
 
 
 CLAUSE = ", but by less than the margin"

@@ -3,14 +3,14 @@
     python results/fair/figures.py [DIR]    # else the folder of this file
 
 DIR holds a folder for each study (recipe.toml, runs.jsonl.gz, chosen.json, study.json), nnunet/records.jsonl where
-nnU-Net was trained, and README.md, if it is written, in which the parts between <!-- NAME --> and <!-- end NAME --> are
+nnU-Net was trained, and README.md and DETAILS.md, in which the parts between <!-- NAME --> and <!-- end NAME --> are
 replaced. Written are score-rate.png and forest.png. What is not there is left out; no number depends on this script:
 check.py recomputes them without polydice.
 """
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -36,6 +36,7 @@ from polydice.studies.style import FAINT, GREY, INK
 from polydice.studies.verdicts import Verdict
 
 STUDIES = ("hippocampus-sgd", "hippocampus-adamw", "acdc", "kvasir")  # that ask which loss, in the plan's order
+PAGES = ("README.md", "DETAILS.md")
 BASELINES = ("Dice", "Dice + cross-entropy")
 SETS = {"hippocampus": "Hippocampus", "acdc": "ACDC", "kvasir-seg": "Kvasir-SEG"}
 OPTIMISERS = {"sgd": "SGD", "adamw": "AdamW"}
@@ -282,14 +283,18 @@ def parts(studies: Mapping[str, Kept], trained: Mapping[tuple[str, int], float])
     return {"tables": "\n\n".join(blocks), "hypotheses": came_to.partition("\n\n")[2].strip()}
 
 
-def filled(page: str, found: Mapping[str, str]) -> str:
-    """A page with these parts between their marks."""
+def fill(pages: Sequence[Path], found: Mapping[str, str]) -> None:
+    """Writes each part between its marks, which one of the pages has."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     for name, text in found.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if len(marks.findall(page)) != 1:
-            sys.exit(f"README.md needs <!-- {name} --> and <!-- end {name} -->, once")
-        page = marks.sub(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page)
-    return page
+        marked = [page for page, written in texts.items() for _ in marks.findall(written)]
+        if len(marked) != 1:
+            sys.exit(f"{' or '.join(PAGES)} needs <!-- {name} --> and <!-- end {name} -->, once")
+        texts[marked[0]] = marks.sub(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", texts[marked[0]])
+    for page, written in texts.items():
+        page.write_text(written, encoding="utf-8")
+        print(page)
 
 
 def main(folder: Path) -> None:
@@ -300,12 +305,12 @@ def main(folder: Path) -> None:
             with rc_context(PLAIN):
                 figure.savefig(folder / f"{name}.png", metadata={"Software": None}, dpi=200)
             print(folder / f"{name}.png")
-    found, page, grafted = parts(studies, trained), folder / "README.md", grafting(folder)
+    found, grafted = parts(studies, trained), grafting(folder)
     if grafted:
         found["grafting"] = markdown(grafted).partition("\n\n")[2].strip()
-    if page.exists():
-        page.write_text(filled(page.read_text(encoding="utf-8"), found), encoding="utf-8")
-        print(page)
+    pages = [folder / name for name in PAGES if (folder / name).exists()]
+    if pages:
+        fill(pages, found)
     else:
         print("\n\n".join(found.values()))
 

@@ -10,7 +10,7 @@
     epochs = 100
 
     [tune]                                  # values to choose from, for every loss by itself
-    rate = [0.0025, 0.01, 0.04, 0.16]
+    rate = [0.01, 0.04, 0.16, 0.64]
 
     [datasets.cvc-clinicdb]                 # a folder, below the one given by --data; settings of this set alone
     path = "cvc-clinicdb"

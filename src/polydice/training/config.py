@@ -107,7 +107,7 @@ class Settings:
     optimizer: Optimizer = START.optimizer
     """SGD with momentum, or AdamW."""
     rate: Positive | None = None
-    """Learning rate of the first step; it falls to 0 by the last. If not given 0.01 for sgd, 0.0003 for adamw."""
+    """Learning rate of the first step; it falls to 0 by the last. If not given 0.04 for sgd, 0.00128 for adamw."""
     power: NotNegative = 0.9
     """The rate falls as (1 - step/steps)^power."""
     momentum: Annotated[float, Range(0, 1)] | None = None
