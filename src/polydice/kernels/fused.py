@@ -254,7 +254,7 @@ def _launch(
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
     half, channels_last = logits.dtype.itemsize == 2, logits.strides[1] == 1
     logarithms = not set(FROM_LOGITS).isdisjoint(options.want)
-    shape = tile(classes, count, half, channels_last, logarithms or partial, backward)
+    shape = tile(classes, count, half, channels_last, logarithms, backward, partial)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
