@@ -189,8 +189,20 @@ def rarity_of(likely, label, ys, valid, LABELS: tl.constexpr, ALWAYS: tl.constex
 
 
 @triton.jit
+def _pull(hs, likely, y, slopes, ONCE: tl.constexpr, LABELS: tl.constexpr, OFFSET: tl.constexpr):
+    """The gradient of the background's probability: in the first row, or where another thread may have that, anew."""
+    if hs[0].shape[0] == 1:
+        return hs[0]
+    slope, overlap, offset, of_entropy, of_focal, of_uniform, of_all = slopes
+    pull = _first_of(slope) * likely
+    if not ONCE:
+        pull += of_target(_first_of(overlap), y, LABELS)
+    return pull + _first_of(offset) if OFFSET else pull
+
+
+@triton.jit
 def merged_gradient(
-    ys, ps, before, members, rarity, label, own, slopes, of_any_class, ONCE: tl.constexpr, LABELS: tl.constexpr,
+    ys, ps, before, members, likely, rarity, label, own, slopes, of_any_class, ONCE: tl.constexpr, LABELS: tl.constexpr,
     LUMP: tl.constexpr, WIDE: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
     """As `gradient_of` and `shared_out`, without what comes on request, and with one multiply-add more for each logit
@@ -199,24 +211,25 @@ def merged_gradient(
     A member's probability pulls as the background's does, and takes its share of what the background adds as the truth.
     The slopes of members as classes of their own are 0.
     """
+    of_entropy = slopes[3]
     hs, inner = of_probability(ys, ps, own, slopes, ONCE, LABELS, LUMP, OFFSET, ENTROPY)
-    lift = _first_of(hs)
+    y = (label == 0).to(tl.float32) if LABELS else _first_of(ys)
+    lift = _pull(hs, likely, y, slopes, ONCE, LABELS, OFFSET)
     if ONCE:
         lift += own * rarity
     elif ENTROPY:
-        of_truth = of_any_class if LUMP else _first_of(slopes[3])
-        lift -= of_truth * (rarity if LABELS else rarity * _first_of(ys))
+        lift -= (of_any_class if LUMP else _first_of(of_entropy)) * (rarity if LABELS else rarity * y)
     found = ()
     for group in tl.static_range(len(ps)):
         row = channels_of(group, WIDE, ps[0].shape[0])
-        h, y = hs[group], ys[group]
+        h = hs[group]
         if group == 0:
             h = tl.where(row == 0, 0.0, h)
         g = before[group] * (h + members[group] * lift - inner)
         if ONCE:
             g += tl.where((row == label) & (row > 0), own, 0.0)
         elif ENTROPY:
-            of_truth = of_target(of_any_class if LUMP else slopes[3][group], y, LABELS)
+            of_truth = of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             g -= tl.where(row > 0, of_truth, 0.0) if group == 0 else of_truth
         found = found + (g,)
     return found
@@ -261,8 +274,13 @@ def _logit_of(
     channel, logits, image, start, valid, logits_b, logits_c, logits_n, WIDE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """One class's logits, 0 at pixels that do not count."""
-    row = tl.where(valid, channel, -1)
-    return logit_at(logits, image, start, row, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+    label = tl.where(valid, channel, -1)
+    return logit_at(logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
+
+
+@triton.jit
+def _row(channel, WIDE: tl.constexpr):
+    return tl.full((1, 1), 0, tl.int64 if WIDE else tl.int32) + channel
 
 
 @triton.jit
@@ -291,7 +309,7 @@ def _apart(
         top = tl.maximum(top, x)
         own_top = tl.where(member, tl.maximum(own_top, x), own_top)
         if not LABELS:
-            here = target + image * target_b + (channel * target_c + (start + pixel) * target_n)
+            here = target + image * target_b + (_row(channel, WIDE) * target_c + (start + pixel) * target_n)
             y += tl.load(here, mask=valid & member, other=0).to(tl.float32)
     base = tl.where(own_top == float("-inf"), 0.0, own_top)
     total = tl.zeros_like(top)
@@ -370,8 +388,7 @@ def share_out_far(
         for channel in tl.range(0, classes, num_stages=1):
             x = _logit_of(channel, logits, image, start, valid, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
             share = tl.exp2((x - base) * LOG2_E) * rate
-            row = channel.to(tl.int64) if WIDE else channel
-            here = result + (row * result_c + (start + pixel) * result_n)
+            here = result + (_row(channel, WIDE) * result_c + (start + pixel) * result_n)
             member = _is_member(annotated, image, classes, channel)
             tl.store(here, share.to(result.dtype.element_ty), mask=far & member)
 

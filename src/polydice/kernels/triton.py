@@ -240,8 +240,8 @@ def pass_backward(
             own -= tl.where(valid, of_any_class, 0.0)
         if merges and not ON_REQUEST:
             gs = merged_gradient(
-                ys, ps, before, members, rarity, label, own, slopes, of_any_class, once, LABELS, LUMP, WIDE, OFFSET,
-                ENTROPY,
+                ys, ps, before, members, likely, rarity, label, own, slopes, of_any_class, once, LABELS, LUMP, WIDE,
+                OFFSET, ENTROPY,
             )  # fmt: skip
         else:
             gs = gradient_of(
