@@ -9,11 +9,11 @@ probabilities anew from the logits: one read, one write.
 import triton
 import triton.language as tl
 
+from polydice.kernels.far import add_far, share_out_far
 from polydice.kernels.logarithms import LN_2, others_of
 from polydice.kernels.merging import (
     FAR,
     FARTHEST,
-    add_far,
     annotation,
     clamped,
     clear,
@@ -26,7 +26,6 @@ from polydice.kernels.merging import (
     merged,
     merged_gradient,
     rarity_of,
-    share_out_far,
     shared_out,
     stray_sum,
     strays,
