@@ -122,7 +122,8 @@ def test_a_bad_label_is_refused_from_whichever_thread_meets_it() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_computes_too() -> None:
-    """In a process of its own: torch's threads, which other tests have started, do not survive a fork."""
+    """In a process of its own: torch's threads, which other tests have started, do not survive a fork. Without a GPU in
+    sight: torch has a thread for each that it sees, and then refuses to go backward in a fork, whatever the loss."""
     script = """
 import os, torch
 from polydice import PolyDice1Loss
@@ -137,4 +138,6 @@ if child == 0:
     os._exit(0 if torch.equal(gradient(), before) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=120, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    )

@@ -21,8 +21,21 @@ def test_a_tile_holds_all_classes_and_no_more_than_a_thread_can(
         assert found.pixels % found.vector == 0
         assert rows * found.pixels <= 128 * 32 * found.warps, "elements of a thread"
         assert found.resident >= 1
+        assert found.vector % 2 == 0, "neighbours are multiplied in pairs"
         if classes <= MOST_GROUPS:
             assert rows == classes, "no row is padding"
+
+
+@pytest.mark.parametrize(("half", "backward"), list(product((False, True), repeat=2)))
+def test_a_limit_of_registers_lets_the_programs_be_on_a_multiprocessor(half: bool, backward: bool) -> None:
+    from polydice.kernels.tiles import tile
+
+    for classes, entropy in product(range(2, 25), (False, True)):
+        free = tile(classes, 128**3, half, False, entropy, backward)
+        found = tile(classes, 128**3, half, False, entropy, backward, limited=True)
+        assert found._replace(registers=None) == free, "nothing else is changed"
+        if found.registers is not None and not backward:
+            assert found.registers * 32 * found.warps * found.resident <= 65536, "all of them, at a time"
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -130,12 +130,17 @@ def test_any_number_of_classes(classes: int) -> None:
 
 
 def test_a_sum_alone_is_the_same_as_among_others() -> None:
+    """But for rounding: in which order a GPU's threads are added up depends on how many sums lie side by side. Of the
+    same sums, the same bits come out twice."""
     from polydice.kernels import fused
 
     logits, target = example((2, 6, 140), "int64", "softmax", torch.float32)
     together = fused.forward(logits, target, None, Options("softmax", None, FIELDS))
+    assert torch.equal(fused.forward(logits, target, None, Options("softmax", None, FIELDS)), together)
     for i, name in enumerate(FIELDS):
-        assert torch.equal(fused.forward(logits, target, None, Options("softmax", None, (name,)))[0], together[i])
+        alone = fused.forward(logits, target, None, Options("softmax", None, (name,)))
+        assert torch.equal(fused.forward(logits, target, None, Options("softmax", None, (name,))), alone)
+        torch.testing.assert_close(alone[0], together[i], rtol=2**-20, atol=0)
 
 
 def test_channels_last_is_read_by_strides() -> None:
@@ -726,6 +731,48 @@ def test_a_merged_background_that_is_certain_or_ruled_out() -> None:
         for ours, exact in zip(*found, strict=True):  # to an ulp or two of a probability near 1
             torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2**-22)
         assert found[0][0][0, -1, 0].isposinf()
+
+
+def unlikely_background(classes: int, gaps: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Every third class and class 0 are merged, and so much below the others, another gap at each pixel."""
+    annotated = torch.arange(classes, device=DEVICE).expand(2, classes) % 3 != 2
+    merged = ~annotated | (torch.arange(classes, device=DEVICE) == 0)
+    gap = torch.tensor(gaps, device=DEVICE)[torch.randint(len(gaps), (2, 1, 411), device=DEVICE)]
+    logits = torch.randn(2, classes, 411, device=DEVICE) + torch.where(merged.unsqueeze(2), gap, 0.0)
+    return logits, torch.randint(0, 2, (2, 411), device=DEVICE), annotated
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("gaps", [[20.0, 3.0, 0.0, -3.0], [0.0, -12.0, -30.0, -41.0, -42.0], [0.0, -80.0, -1e4]])
+@pytest.mark.parametrize("classes", [3, 14, 33])
+def test_neighbours_whose_merged_background_is_unlikely(classes: int, gaps: list[float], masked: bool) -> None:
+    """One logarithm is of the product of several, however small each is."""
+    logits, target, annotated = unlikely_background(classes, gaps)
+    mask = torch.rand(2, 411, device=DEVICE).round(decimals=1) if masked else None
+    loss = DiceLoss() + CrossEntropyLoss()
+    x, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    found = loss(x, target, mask, annotated=annotated)
+    expected = plain(loss)(exact, target, mask, annotated=annotated)
+    assert relative(found, expected) < 1e-6
+    found.backward()
+    expected.backward()
+    assert relative(x.grad, exact.grad) < 2e-6
+
+
+@pytest.mark.parametrize("classes", [3, 14, 33])
+def test_a_logit_that_is_none_among_merged_ones_is_not_lost(classes: int) -> None:
+    """Nor a background that is ruled out: in a product, and where a probability is kept from being too small."""
+    logits, target, annotated = unlikely_background(classes, [0.0])
+    target[0, 7] = 0
+    loss = CrossEntropyLoss(impl="fused")
+    assert loss(logits, target, annotated=annotated).isfinite()
+    without = logits.clone()
+    without[0, ~annotated[0], 7], without[0, 0, 7] = -torch.inf, -torch.inf
+    assert loss(without, target, annotated=annotated).isposinf()
+    for channel in range(3):
+        broken = logits.clone()
+        broken[0, channel, 7] = torch.nan
+        assert loss(broken, target, annotated=annotated).isnan()
 
 
 @pytest.mark.parametrize("want", [("target", "prediction"), ("prediction",)])

@@ -251,8 +251,9 @@ def _launch(
     image, *channel, pixel = target.strides
     bytes_each = logits.dtype.itemsize + (target.dtype.itemsize if channel else 0)
     half, channels_last = logits.dtype.itemsize == 2, logits.strides[1] == 1
-    logarithms = not set(FROM_LOGITS).isdisjoint(options.want)
-    shape = tile(classes, count, half, channels_last, logarithms or partial, backward)
+    logarithms, on_request = (not set(names).isdisjoint(options.want) for names in (FROM_LOGITS, ON_REQUEST))
+    limited = partial and not channel and not on_request  # masks, and what is on request, take more registers
+    shape = tile(classes, count, half, channels_last, logarithms, backward, limited)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
     numbers = (
@@ -275,7 +276,7 @@ def _launch(
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
         "STAGES": block.stages,
-        "ON_REQUEST": not set(ON_REQUEST).isdisjoint(options.want),
+        "ON_REQUEST": on_request,
         "ENTROPY": "cross_entropy" in options.want,
         "PARTIAL": partial,
     }

@@ -164,7 +164,7 @@ def head_forward(
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
-        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, True)
+        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, False, True)
         p = ps[0]
         faults += bad
         others = top
@@ -228,7 +228,7 @@ def head_backward(
             ignore_index, target_b, target_c, target_n, mask_b, mask_n,
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, HAS_BIAS, EVEN, WIDE, BLOCK_C, BLOCK_N,
         )  # fmt: skip
-        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, True)
+        ps, top, total, rate, likely = probability((x,), classes, valid, (), ACTIVATION, False, False, True)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = slope_of(grad, factor, image, label, batch, classes, INTERSECTION, WANT)

@@ -7,9 +7,7 @@ for nothing: their slopes are 0, and what is added up of them is dropped. Backwa
 import triton
 import triton.language as tl
 
-from polydice.kernels.logarithms import LN_2
 from polydice.kernels.pixels import (
-    LOG2_E,
     NONE,
     SOFTMAX,
     TARGET,
@@ -18,12 +16,15 @@ from polydice.kernels.pixels import (
     improbable,
     inside_of,
     inverse,
-    load,
-    probability,
 )
 from polydice.kernels.slopes import of_probability, of_target
+from polydice.kernels.summing import multiply
 
-FAR = tl.constexpr(2.0**-92)  # a sum of powers this small, beside the largest, has lost digits, or all of them
+# Where the background is less likely than FAR, about e^-42, its pixel is looked at anew: the sum of its powers loses
+# digits below 2^-92, and a product of two would leave float32.
+BITS = tl.constexpr(60.0)
+FAR = tl.constexpr(2.0**-60)
+FARTHEST = tl.constexpr(2.0**60)  # 1 / FAR
 
 
 @triton.jit
@@ -116,41 +117,88 @@ def known_target(xs, ys, known, members, ACTIVATION: tl.constexpr, LABELS: tl.co
 
 
 @triton.jit
-def _first_of(values):
+def first_of(values):
     first = tl.where(tl.arange(0, values[0].shape[0])[:, None] == 0, values[0], 0.0)
     return tl.sum(first, 0, keep_dims=True)
 
 
 @triton.jit
-def _is_far(likely, label, ys, valid, LABELS: tl.constexpr, ALWAYS: tl.constexpr):
-    """Pixels where the background counts, or ALWAYS, but is too unlikely for its logarithm."""
-    far = valid & (likely < FAR)
-    if not ALWAYS:
-        far = far & (label == 0 if LABELS else _first_of(ys) != 0)
-    return far
+def if_it_counts(values, otherwise, label, ys, valid, LABELS: tl.constexpr, ALWAYS: tl.constexpr):
+    """The values of pixels where the background counts, as the truth or ALWAYS."""
+    counts = valid
+    if not ALWAYS:  # a pixel that does not count has no label, and no masks
+        counts = label == 0 if LABELS else first_of(ys) != 0
+    return tl.where(counts, values, otherwise)
 
 
 @triton.jit
-def merged(
-    xs, ys, ps, label, valid, members, top, total, likely, LABELS: tl.constexpr, DEEP: tl.constexpr,
-    ON_REQUEST: tl.constexpr,
-):  # fmt: skip
-    """Logits and probabilities with the background in the first row; each pixel's probability of it, to take the
-    logarithm of, 1 where it is far; the totals of the first group, with 1 / that in the first row; and which pixels are
-    far. DEEP: whether logarithms are wanted at all, ON_REQUEST: others than the cross-entropy, which want of the other
-    members that they have no probability."""
-    far = _is_far(likely, label, ys, valid, LABELS, ON_REQUEST) if DEEP else valid & (likely < 0)
-    near = tl.where(far | (likely == 0), 1.0, likely)
+def clamped(likely):
+    """The probability to take a logarithm of: what is farther is added later. NaN stays."""
+    return tl.maximum(likely, FAR, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def merged(xs, ps, members, top, total, likely, ON_REQUEST: tl.constexpr):
+    """Logits and probabilities with the background in the first row, and the totals of the first group, with 1 / the
+    background's probability in the first row. ON_REQUEST: there are other logarithms than the cross-entropy, which want
+    of the other members that they have no probability."""
     left = ()
     for group in tl.static_range(len(ps)):
         left = left + (ps[group] * (1.0 - members[group]) if ON_REQUEST else ps[group],)
     row = tl.arange(0, xs[0].shape[0])[:, None]
-    return _with_first(xs, top), _with_first(left, likely), near, tl.where(row == 0, 1.0 / near, total), far
+    return _with_first(xs, top), _with_first(left, likely), tl.where(row == 0, 1.0 / clamped(likely), total)
+
+
+@triton.jit
+def _multiply_far(a, more, b, more_b):
+    """The product of two numbers from FAR^2 to 1, times a power of two where it would be less; and what that takes off
+    its logarithm, with what was taken off theirs."""
+    product = a * b
+    tiny = product < FAR * FAR
+    again = a * (FARTHEST * FARTHEST) * b
+    return tl.where(tiny, again, product), more + more_b + tl.where(tiny, 2 * BITS, 0.0)
+
+
+@triton.jit
+def log2_of_product(values, VECTOR: tl.constexpr):
+    """log2 of the product of VECTOR neighbours from FAR to 1. Logarithms are dear."""
+    pairs = tl.reduce(tl.reshape(values, (1, values.shape[1] // 2, 2)), 2, multiply)
+    pairs = tl.reshape(pairs, (1, values.shape[1] // VECTOR, VECTOR // 2))
+    product, more = tl.reduce((pairs, tl.zeros_like(pairs)), 2, _multiply_far)
+    return tl.log2(product) - more
+
+
+@triton.jit
+def lowest(found, values, VECTOR: tl.constexpr):
+    return tl.minimum(found, tl.min(tl.reshape(values, (1, values.shape[1] // VECTOR, VECTOR)), 2))
+
+
+@triton.jit
+def highest(found, values, VECTOR: tl.constexpr):
+    return tl.maximum(found, tl.max(tl.reshape(values, (1, values.shape[1] // VECTOR, VECTOR)), 2))
+
+
+@triton.jit
+def rarity_of(likely, label, ys, valid, LABELS: tl.constexpr, ALWAYS: tl.constexpr):
+    """1 / the background's probability where that counts, else 0; FARTHEST at most."""
+    return if_it_counts(tl.minimum(inverse(likely), FARTHEST), 0.0, label, ys, valid, LABELS, ALWAYS)
+
+
+@triton.jit
+def _pull(hs, likely, y, slopes, ONCE: tl.constexpr, LABELS: tl.constexpr, OFFSET: tl.constexpr):
+    """The gradient of the background's probability: in the first row, or where another thread may have that, anew."""
+    if hs[0].shape[0] == 1:
+        return hs[0]
+    slope, overlap, offset, of_entropy, of_focal, of_uniform, of_all = slopes
+    pull = first_of(slope) * likely
+    if not ONCE:
+        pull += of_target(first_of(overlap), y, LABELS)
+    return pull + first_of(offset) if OFFSET else pull
 
 
 @triton.jit
 def merged_gradient(
-    ys, ps, before, members, likely, far, label, own, slopes, of_any_class, ONCE: tl.constexpr, LABELS: tl.constexpr,
+    ys, ps, before, members, likely, rarity, label, own, slopes, of_any_class, ONCE: tl.constexpr, LABELS: tl.constexpr,
     LUMP: tl.constexpr, WIDE: tl.constexpr, OFFSET: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
     """As `gradient_of` and `shared_out`, without what comes on request, and with one multiply-add more for each logit
@@ -159,61 +207,39 @@ def merged_gradient(
     A member's probability pulls as the background's does, and takes its share of what the background adds as the truth.
     The slopes of members as classes of their own are 0.
     """
+    of_entropy = slopes[3]
     hs, inner = of_probability(ys, ps, own, slopes, ONCE, LABELS, LUMP, OFFSET, ENTROPY)
-    pull = _first_of(hs)
-    as_truth = tl.zeros_like(likely)
+    y = (label == 0).to(tl.float32) if LABELS else first_of(ys)
+    lift = _pull(hs, likely, y, slopes, ONCE, LABELS, OFFSET)
     if ONCE:
-        as_truth = tl.where(label == 0, own, 0.0)
+        lift += own * rarity
     elif ENTROPY:
-        as_truth = -of_target(of_any_class if LUMP else _first_of(slopes[3]), _first_of(ys), LABELS)
-    lift = pull
-    if ENTROPY:
-        lift += as_truth * inverse(tl.where(likely < FAR, 1.0, likely))
+        lift -= (of_any_class if LUMP else first_of(of_entropy)) * (rarity if LABELS else rarity * y)
     found = ()
     for group in tl.static_range(len(ps)):
         row = channels_of(group, WIDE, ps[0].shape[0])
-        h, y = hs[group], ys[group]
+        h = hs[group]
         if group == 0:
             h = tl.where(row == 0, 0.0, h)
         g = before[group] * (h + members[group] * lift - inner)
         if ONCE:
             g += tl.where((row == label) & (row > 0), own, 0.0)
         elif ENTROPY:
-            of_truth = of_target(of_any_class if LUMP else slopes[3][group], y, LABELS)
+            of_truth = of_target(of_any_class if LUMP else of_entropy[group], ys[group], LABELS)
             g -= tl.where(row > 0, of_truth, 0.0) if group == 0 else of_truth
-        if group == 0:
-            g = tl.where(far & (row == 0), likely * (pull - inner) + as_truth, g)
         found = found + (g,)
     return found
 
 
 @triton.jit
-def shared_out(gs, ps, members, likely, far):
-    """The gradient of all logits from that of the merged ones, `ps` the probabilities before. Of what is far the first
-    row keeps all of it, for `share_out_far`."""
-    first = _first_of(gs)
+def shared_out(gs, ps, members, likely):
+    """The gradient of all logits from that of the merged ones, `ps` the probabilities before."""
+    first = first_of(gs)
     rate = tl.where(likely == 0, 0.0, first / tl.where(likely == 0, 1.0, likely))
     found = ()
     for group in tl.static_range(len(gs)):
-        g = tl.where(members[group] != 0, ps[group] * rate, gs[group])
-        if group == 0:
-            g = tl.where(far & (tl.arange(0, g.shape[0])[:, None] == 0), first, g)
-        found = found + (g,)
+        found = found + (tl.where(members[group] != 0, ps[group] * rate, gs[group]),)
     return found
-
-
-@triton.jit
-def _apart(xs, members):
-    """The largest logit of the members, and the sum of exponentials from there: 0 where all of them are ruled out."""
-    largest = tl.where(members[0] != 0, xs[0], float("-inf"))
-    for group in tl.static_range(1, len(xs)):
-        largest = tl.maximum(largest, tl.where(members[group] != 0, xs[group], float("-inf")))
-    top = tl.max(largest, 0, keep_dims=True)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    powers = ()
-    for group in tl.static_range(len(xs)):
-        powers = powers + (tl.where(members[group] != 0, tl.exp2((xs[group] - base) * LOG2_E), 0.0),)
-    return top, powers, _of_members(powers, members)
 
 
 @triton.jit
@@ -237,69 +263,6 @@ def stray_sum(sums, known, classes, WANT: tl.constexpr, GROUPS: tl.constexpr, BL
             channel = index % GROUPS * BLOCK_C + tl.arange(0, BLOCK_C)[:, None]
             found += tl.where(known[index % GROUPS] | (channel >= classes), 0.0, sums[index])
     return tl.sum(found)
-
-
-@triton.jit
-def add_far(
-    logits, target, mask, known, members, image, program, end, classes, count, programs, ignore_index,
-    logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-    LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    ON_REQUEST: tl.constexpr,
-):  # fmt: skip
-    """What the pixels add that are far, to the sums of logarithms of the background: as its target says, and all."""
-    as_said = tl.zeros((1, BLOCK_N), tl.float32)
-    of_all = tl.zeros((1, BLOCK_N), tl.float32)
-    for start in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=1):
-        xs, ys, label, valid, weight, bad = load(
-            logits, target, mask, image, start, classes, count, ignore_index,
-            logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            SOFTMAX, LABELS, HAS_MASK, HAS_IGNORE, True, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
-        )  # fmt: skip
-        ps, top, total, share, likely = probability(xs, classes, valid, members, SOFTMAX, True, FULL)
-        ys, bad = known_target(xs, ys, known, members, SOFTMAX, LABELS)
-        far = _is_far(likely, label, ys, valid, LABELS, ON_REQUEST)
-        own_top, powers, own_total = _apart(xs, members)
-        surprise = (top - own_top) + (tl.log2(total) - tl.log2(own_total)) * LN_2
-        surprise = tl.where(far, surprise * weight if HAS_MASK else surprise, 0.0)
-        y = _first_of(ys)
-        as_said += tl.where(y == 0, 0.0, y * surprise)
-        of_all += surprise
-    shape: tl.constexpr = (1, BLOCK_N // VECTOR, VECTOR)
-    return tl.sum(tl.reshape(as_said, shape), 2), tl.sum(tl.reshape(of_all, shape), 2)
-
-
-@triton.jit
-def share_out_far(
-    logits, target, mask, result, known, members, image, program, end, classes, count, programs,
-    ignore_index, logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-    result_b, result_c, result_n,
-    LABELS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_IGNORE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr,
-    ON_REQUEST: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the background where it is far, which lies in its row, by the members' own powers."""
-    last = (count - 1) // BLOCK_N * BLOCK_N
-    result += image * result_b
-    for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=1):
-        start = last - walked
-        xs, ys, label, valid, weight, bad = load(
-            logits, target, mask, image, start, classes, count, ignore_index,
-            logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            SOFTMAX, LABELS, HAS_MASK, HAS_IGNORE, True, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
-        )  # fmt: skip
-        ps, top, total, share, likely = probability(xs, classes, valid, members, SOFTMAX, True, FULL)
-        ys, bad = known_target(xs, ys, known, members, SOFTMAX, LABELS)
-        far = _is_far(likely, label, ys, valid, LABELS, ON_REQUEST)
-        own_top, powers, own_total = _apart(xs, members)
-        pixel = tl.arange(0, BLOCK_N)[None, :]
-        tl.debug_barrier()  # other threads may have written it
-        whole = tl.load(result + (start + pixel) * result_n, mask=far, other=0.0).to(tl.float32)
-        tl.debug_barrier()  # and may write it again
-        rate = tl.where(own_total == 0, 0.0, whole / tl.where(own_total == 0, 1.0, own_total))
-        for group in tl.static_range(GROUPS):
-            here = result + (channels_of(group, WIDE, BLOCK_C) * result_c + (start + pixel) * result_n)
-            tl.store(here, (powers[group] * rate).to(result.dtype.element_ty), mask=(members[group] != 0) & far)
 
 
 @triton.jit

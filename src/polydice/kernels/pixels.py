@@ -182,10 +182,13 @@ def add_pair(a, b, c, d):
 
 
 @triton.jit
-def probability(xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: tl.constexpr, FULL: tl.constexpr):
+def probability(
+    xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: tl.constexpr, NEAR_ONE: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
     """The activation, 0 at pixels that do not count; for softmax also the largest logit, the sum of exponentials from
     there, and what `power` is divided by, 0 there too. MERGED: last the probability of the rows that are members, taken
-    together, exact near 1."""
+    together; NEAR_ONE: exact there, for its logarithm."""
     top = tl.zeros_like(valid.to(tl.float32))
     total = top + 1.0
     share = total
@@ -216,7 +219,8 @@ def probability(xs, classes, valid, members, ACTIVATION: tl.constexpr, MERGED: t
         share = tl.where(valid, inverse(total), 0.0)
         if MERGED:
             likely = mass * share
-            likely = tl.where(likely > 0.5, 1.0 - (total - mass) * share, likely)
+            if NEAR_ONE:
+                likely = tl.where(likely > 0.5, 1.0 - (total - mass) * share, likely)
         total = tl.where(valid, total * inverse(power(top, top)), 1.0)
         for group in tl.static_range(len(xs)):
             ps = ps + (powers[group] * share,)

@@ -25,15 +25,18 @@ class Tile(NamedTuple):
     registers: int | None = None  # of a thread at most
 
 
-def tile(classes: int, pixels: int, half: bool, channels_last: bool, entropy: bool, backward: bool) -> Tile:
+def tile(
+    classes: int, pixels: int, half: bool, channels_last: bool, entropy: bool, backward: bool, limited: bool = False
+) -> Tile:
     """Measured on an H200. Up to 24 classes stay within a thread; more are shared out over lanes and warps, so that a
-    thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums, or
-    some classes are not annotated, which needs registers of its own."""
+    thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums.
+    `limited`: few classes are held to `_registers`."""
     block = triton.next_power_of_2(classes)
     if channels_last and classes in (8, 16):  # a pixel's logits are one wide load
         return Tile(1, classes, 128, vector=4, warps=1, stages=2, resident=8)
     if classes <= MOST_GROUPS:
-        return _few_classes(classes, pixels, half, backward)
+        found = _few_classes(classes, pixels, half, backward)
+        return found._replace(registers=_registers(classes, half, backward)) if limited else found
     if block == 32:
         if backward:
             return Tile(1, block, 128, vector=8 if half else 4, warps=2, stages=3, resident=6, registers=168)
@@ -66,6 +69,17 @@ def _few_classes(classes: int, pixels: int, half: bool, backward: bool) -> Tile:
     else:
         vector, warps, stages, resident = 4, 4, 1, 2
     return Tile(classes, 1, 32 * warps * vector, vector, warps, stages, resident)
+
+
+def _registers(classes: int, half: bool, backward: bool) -> int | None:
+    """With which, where some classes are not annotated, as many programs are on a multiprocessor as where all are. Left
+    to itself the compiler takes more, for what comes after the loop over the tiles, and half of the programs wait for
+    the others."""
+    if classes <= 4:
+        return 48 if backward else 80
+    if classes <= 10:
+        return 128
+    return (168 if half else 128) if classes <= 16 else None
 
 
 def fitting(block: Tile, bytes_each: int, device: torch.device) -> Tile:

@@ -9,16 +9,23 @@ probabilities anew from the logits: one read, one write.
 import triton
 import triton.language as tl
 
+from polydice.kernels.far import add_far, share_out_far
 from polydice.kernels.logarithms import LN_2, others_of
 from polydice.kernels.merging import (
-    add_far,
+    FAR,
+    FARTHEST,
     annotation,
+    clamped,
     clear,
+    highest,
+    if_it_counts,
     known_slopes,
     known_target,
+    log2_of_product,
+    lowest,
     merged,
     merged_gradient,
-    share_out_far,
+    rarity_of,
     shared_out,
     stray_sum,
     strays,
@@ -86,7 +93,7 @@ def pass_forward(
     if PARTIAL:
         known, members, among, headless = annotation(annotated, image, classes, ACTIVATION, GROUPS, BLOCK_C)
         end = tl.where(among > 0, count, 0)
-    distant = tl.zeros((1, BLOCK_N), tl.int32)
+    least = tl.full((1, BLOCK_N // VECTOR), 1.0, tl.float32)
     # Where every pixel counts, a label that no class has is missing from the sum of targets: no need to look for it.
     every: tl.constexpr = TALLY and not (HAS_MASK or HAS_IGNORE or ACTIVATION == NONE) and GROUPS > 1 and BLOCK_C == 1
     for start in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
@@ -96,7 +103,7 @@ def pass_forward(
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
             every and not LUMP,
         )  # fmt: skip
-        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
+        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, deep, FULL)
         if not every:
             faults += bad
         first_total = total
@@ -107,22 +114,21 @@ def pass_forward(
             if LABELS and not TALLY:
                 faults += strays(annotated, image, classes, label)
         if merges:
-            xs, ps, near, first_total, far = merged(
-                xs, ys, ps, label, valid, members, top, total, likely, LABELS, deep, ON_REQUEST
-            )
-            if deep:
-                distant += far.to(tl.int32)
+            xs, ps, first_total = merged(xs, ps, members, top, total, likely, ON_REQUEST)
+        if deep:
+            largest = tl.where(valid, power(top, top) * share, 1.0) if LUMP else tl.full(top.shape, 1.0, tl.float32)
+            likely = if_it_counts(likely, largest, label, ys, valid, LABELS, ON_REQUEST)
+            least = lowest(least, likely, VECTOR)
         others = top
         if ON_REQUEST:
             others = others_of(ps, classes, FULL)
         if LUMP:
             truth = truth_logit(xs, ys, logits, image, start, label, logits_b, logits_c, logits_n, WIDE, BLOCK_N)
-            if merges:
-                truth = tl.where(label == 0, top, truth)
-            lump = add(lump, tl.where(label >= 0, top - truth, 0.0), weight, VECTOR, HAS_MASK)
-            if merges:
-                log = tl.log2(tl.where(label == 0, near, total)) * LN_2
-                lump = add(lump, tl.where(label == 0, -log, log), weight, VECTOR, HAS_MASK)
+            lump = add(lump, tl.where(label > 0 if merges else label >= 0, top - truth, 0.0), weight, VECTOR, HAS_MASK)
+            if merges and HAS_MASK:
+                lump = add(lump, tl.log2(clamped(likely)) * -LN_2, weight, VECTOR, True)
+            elif merges:
+                lump -= log2_of_product(clamped(likely), VECTOR) * LN_2
             elif HAS_MASK:
                 lump = add(lump, tl.log2(total) * LN_2, weight, VECTOR, True)
             else:  # logarithms are dear: one of a product
@@ -145,11 +151,11 @@ def pass_forward(
         sums = to_the_first(sums, lump, CROSS_ENTROPY, WANT, GROUPS)
     walked = walked_over(program, end, count, programs, BLOCK_N)
     if deep:
-        end = tl.where(tl.max(distant) > 0, end, 0)
+        end = tl.where(tl.min(least) < FAR, end, 0)
         as_said, of_all = add_far(
-            logits, target, mask, known, members, image, program, end, classes, count, programs,
-            ignore_index, logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR, ON_REQUEST,
+            logits, target, mask, annotated, image, program, end, classes, count, programs, ignore_index,
+            logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
+            LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_N, VECTOR,
         )  # fmt: skip
         sums = to_the_first(sums, as_said, CROSS_ENTROPY, WANT, GROUPS)
         sums = to_the_first(sums, as_said, FOCAL, WANT, GROUPS)
@@ -198,7 +204,7 @@ def pass_backward(
     # do not hold it for each.
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY and BLOCK_C > 1
     last = (count - 1) // BLOCK_N * BLOCK_N
-    distant = tl.zeros((1, BLOCK_N), tl.int32)
+    rarest = tl.zeros((1, BLOCK_N // VECTOR), tl.float32)
     for walked in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
         start = last - walked  # the other way round: what was read last is still in the cache
         xs, ys, label, valid, weight, bad = load(
@@ -207,15 +213,15 @@ def pass_backward(
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
             not (once or HAS_MASK or HAS_IGNORE) and GROUPS * BLOCK_C > 1,
         )  # fmt: skip
-        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, FULL)
+        ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, ON_REQUEST, FULL)
         first_total, before = total, ps
         if merges:
             ys, bad = known_target(xs, ys, known, members, ACTIVATION, LABELS)
-            xs, ps, near, first_total, far = merged(
-                xs, ys, ps, label, valid, members, top, total, likely, LABELS, deep, ON_REQUEST
-            )
-            if deep:
-                distant += far.to(tl.int32)
+            xs, ps, first_total = merged(xs, ps, members, top, total, likely, ON_REQUEST)
+        rarity = likely
+        if deep:
+            rarity = rarity_of(likely, label, ys, valid, LABELS, ON_REQUEST)
+            rarest = highest(rarest, rarity, VECTOR)
         own = tl.zeros((1, BLOCK_N), tl.float32)
         if once:
             own = slope_of(grad, factor, image, label, batch, classes, INTERSECTION, WANT)
@@ -233,7 +239,7 @@ def pass_backward(
             own -= tl.where(valid, of_any_class, 0.0)
         if merges and not ON_REQUEST:
             gs = merged_gradient(
-                ys, ps, before, members, likely, far, label, own, slopes, of_any_class, once, LABELS, LUMP, WIDE,
+                ys, ps, before, members, likely, rarity, label, own, slopes, of_any_class, once, LABELS, LUMP, WIDE,
                 OFFSET, ENTROPY,
             )  # fmt: skip
         else:
@@ -242,7 +248,7 @@ def pass_backward(
                 ACTIVATION, LABELS, LUMP, FULL, WIDE, ON_REQUEST, OFFSET, ENTROPY,
             )  # fmt: skip
             if merges:
-                gs = shared_out(gs, before, members, likely, far)
+                gs = shared_out(gs, before, members, likely)
             elif PARTIAL:
                 gs = where_known(gs, known)
         pixel = tl.max_contiguous(tl.arange(0, BLOCK_N), VECTOR)[None, :]
@@ -262,10 +268,9 @@ def pass_backward(
             EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
         )  # fmt: skip
     if deep:
-        end = tl.where(tl.max(distant) > 0, end, 0)
+        end = tl.where(tl.max(rarest) >= FARTHEST, end, 0)
         share_out_far(
-            logits, target, mask, result, known, members, image, program, end, classes, count, programs,
+            logits, target, mask, result, annotated, slopes, image, program, end, classes, count, programs,
             ignore_index, logits_b, logits_c, logits_n, target_b, target_c, target_n, mask_b, mask_n,
-            result_b, result_c, result_n,
-            LABELS, HAS_MASK, HAS_IGNORE, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR, ON_REQUEST,
+            result_b, result_c, result_n, LABELS, HAS_MASK, HAS_IGNORE, EVEN, WIDE, BLOCK_N, ON_REQUEST,
         )  # fmt: skip
