@@ -55,7 +55,9 @@ def show(title, rows):
         cells += ["–", "0"] if row["mean"] is None else [f"{row['mean']:.2f}", str(row["runs"])]
         for name in baselines:
             to = row["to"].get(name)
-            interval = f" [{to['low']:.2f}, {to['high']:.2f}] {to['verdict']}" if to and "low" in to else ""
+            interval = (
+                f" [{to['low']:.2f}, {to['high']:.2f}] {to['verdict']}" if to and "low" in to else " too few runs"
+            )
             cells.append(f"{to['mean']:+.2f}{interval} ({to['pairs']})" if to else "")
         print("| " + " | ".join(cells) + " |")
     print()
@@ -184,6 +186,8 @@ def compared(rows, runs, baselines, score, margin, nested):
         row = rows[loss]["to"][baseline] = {"mean": 100 * values.mean(), "pairs": len(grid)}
         if nested and len(values) > 1:
             wide, narrow = (100 * half_width(values, shares, level, sharing) for level in (0.95, 0.90))
+            if abs(row["mean"]) + wide > 100:  # no difference of scores can be there: too few runs
+                continue
             row |= {"low": row["mean"] - wide, "high": row["mean"] + wide}
             row["verdict"] = verdict(row["mean"], wide, narrow, margin)
 

@@ -150,7 +150,7 @@ class Training:
         self._pack(looked_at)
         rows = [pair for found in check.study(looked_at).values() for pair in found.items()]
         asked = [row["to"].get("Dice", {}) for loss, row in rows if loss not in BASELINES]  # by the hypotheses
-        return any(to.get("verdict") == "undecided" for to in asked)
+        return any(to.get("verdict", "undecided") == "undecided" for to in asked if to)  # none: too few runs
 
 
 def main() -> None:
