@@ -1,3 +1,4 @@
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,17 @@ class Recorder:
             return SimpleNamespace(run=run, function="function", packed_metadata="metadata")
 
         return compile_and_launch
+
+
+def test_triton_takes_what_it_is_given() -> None:
+    """What is called is no public part of Triton."""
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.compiler.compiler import CompiledKernel
+
+    names = list(inspect.signature(CudaLauncher.__call__).parameters)
+    assert names[1:6] == ["gridX", "gridY", "gridZ", "stream", "function"]
+    runner = inspect.getsource(CompiledKernel.__getitem__)
+    assert "self.function, self.packed_metadata, launch_metadata" in runner
 
 
 def test_a_kernel_is_compiled_once_for_each_alignment_and_launched_with_pointers() -> None:

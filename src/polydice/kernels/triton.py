@@ -117,8 +117,8 @@ def pass_forward(
             xs, ps, first_total = merged(xs, ps, members, top, total, likely, ON_REQUEST)
         if deep:
             largest = tl.where(valid, power(top, top) * share, 1.0) if LUMP else tl.full(top.shape, 1.0, tl.float32)
-            likely = if_it_counts(likely, largest, label, ys, valid, LABELS, ON_REQUEST)
-            least = lowest(least, likely, VECTOR)
+            least = lowest(least, if_it_counts(likely, largest, label, ys, valid, LABELS, ON_REQUEST), VECTOR)
+            likely = if_it_counts(likely, largest, label, ys, valid, LABELS, False)
         others = top
         if ON_REQUEST:
             others = others_of(ps, classes, FULL)
