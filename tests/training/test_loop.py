@@ -159,7 +159,7 @@ def test_a_folder_with_a_run_is_left_alone_without_resume(images: Path, tmp_path
 def test_other_settings_are_refused_and_named(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_until(1, small(images, tmp_path / "run", epochs=2, save_every=0.0))
     with pytest.raises(
-        TrainingError, match=r"run with other settings \(epochs 2 -> 3; rate 0\.01 -> 0\.1\): take another folder"
+        TrainingError, match=r"run with other settings \(epochs 2 -> 3; rate 0\.04 -> 0\.1\): take another folder"
     ):
         train(small(images, tmp_path / "run", epochs=3, rate=0.1, save_every=0.0, resume=True))
 
