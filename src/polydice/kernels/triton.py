@@ -140,6 +140,8 @@ def pass_forward(
                 each = sums[place * GROUPS + group]
                 if not (LUMP and WANT[place] == CROSS_ENTROPY):
                     y, p = ys[group], ps[group]
+                    if merges and LABELS:  # anew: kept from before the logarithms, they would be packed into bits
+                        y = (channels_of(group, WIDE, BLOCK_C) == label).to(tl.float32)
                     values = summand(
                         WANT[place], xs[group], y, p, top, first_total if group == 0 else total, others, gamma, among,
                         valid, ACTIVATION, LABELS,
