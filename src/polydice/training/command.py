@@ -1,6 +1,7 @@
 """`polydice train`: one run."""
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,10 +48,12 @@ def train(
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
-    if result and json_output:
-        print(json.dumps(_scores(settings, result), indent=1))
-    elif result:
-        print(_line(settings, result))
+    if not result:
+        # One of several processes, and not the first, which still tests: if one of torch's threads aborted this one
+        # while Python ends, as happens now and then, torchrun would stop the first.
+        sys.stderr.flush()
+        os._exit(0)
+    print(json.dumps(_scores(settings, result), indent=1) if json_output else _line(settings, result))
     return 0
 
 
