@@ -23,8 +23,8 @@ from polydice.kernels.summing import multiply
 # Where the background is less likely than FAR, about e^-42, its pixel is looked at anew: the sum of its powers loses
 # digits below 2^-92, and a product of two would leave float32.
 BITS = tl.constexpr(60.0)
-FAR = tl.constexpr(2.0**-60)
-FARTHEST = tl.constexpr(2.0**60)  # 1 / FAR
+FAR = tl.constexpr(2.0**-BITS.value)
+FARTHEST = tl.constexpr(2.0**BITS.value)
 
 
 @triton.jit

@@ -49,8 +49,8 @@ def train(
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
     if not result:
-        # One of several processes, and not the first, which still tests: if one of torch's threads aborted this one
-        # while Python ends, as happens now and then, torchrun would stop the first.
+        # One of several processes, and not the first, which still tests. One has been seen to abort while Python ended,
+        # for a reason that is not known, and torchrun then stopped the first.
         sys.stderr.flush()
         os._exit(0)
     print(json.dumps(_scores(settings, result), indent=1) if json_output else _line(settings, result))
