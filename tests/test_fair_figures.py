@@ -85,7 +85,7 @@ def test_the_table_has_what_the_script_without_polydice_finds(folder: Path) -> N
     own, other = inside.values()
     # Classes 24/30 and 4/6; then 26/30 or 18/30, and 4/6.
     assert [own["mean"], *other["apart"]] == pytest.approx([73.3333, 3.3333, -10.0], abs=1e-4)
-    assert f"| its own: Dice + CE | {own['mean']:.2f} |" in page
+    assert f"| its own: Dice + cross-entropy | {own['mean']:.2f} |" in page
     assert f"| TvMFCE | {other['mean']:.2f} | −3.33 | +3.33, −10.00 |" in page
 
 

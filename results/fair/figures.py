@@ -41,6 +41,12 @@ BASELINES = ("Dice", "Dice + cross-entropy")
 SETS = {"hippocampus": "Hippocampus", "acdc": "ACDC", "kvasir-seg": "Kvasir-SEG"}
 OPTIMISERS = {"sgd": "SGD", "adamw": "AdamW"}
 LINE, LABELS, WIDTH = 0.25, 2.75, 9.6  # inches: of a line of the forest, of its labels, and of a figure
+TRAINERS = {  # as the losses are called elsewhere
+    "": "its own: Dice + cross-entropy",
+    "PolyDice_epsilon0.5_detached": "PolyDice-1 detached",
+    "PolyDice_epsilon0_follow4_detached": "Adaptive PolyDice-1",
+}
+RISING = "validation is best at the end"  # a warning that all studies have: the page gives it once
 FARTHEST = 4  # margins from 0: what goes beyond has an arrow
 
 
@@ -139,7 +145,8 @@ def whole(trained: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], flo
 
 
 def short(trainer: str) -> str:
-    return trainer.removeprefix(nnunet.OWN) or "its own: Dice + CE"
+    name = trainer.removeprefix(nnunet.OWN)
+    return TRAINERS.get(name, name)
 
 
 def runs(found: Comparison) -> str:
@@ -274,7 +281,8 @@ def parts(studies: Mapping[str, Kept], trained: Mapping[tuple[str, int], float])
     for each in studies.values():
         finished = any(row.counting for row in each.comparison.rows)
         about = f"{runs(each.comparison)}." if finished else "Rates are chosen; the comparison is not run."
-        blocks.append("\n".join([markdown(results(each)), " ".join([about, *each.comparison.warnings])]))
+        own = [told for told in each.comparison.warnings if RISING not in told]
+        blocks.append("\n".join([markdown(results(each)), " ".join([about, *own])]))
     if trained:
         folds = count(len({fold for _, fold in trained}), "fold")
         blocks.append(f"{markdown(own_training(trained))}\nOver {folds}, one training of each: there is no verdict.")
