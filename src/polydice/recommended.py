@@ -2,8 +2,8 @@
 
 Of the losses in results/fair it is the one that everybody knows and that need not be told how the validation went; none
 was a point above the better of it and Dice. `polydice train` takes them if nothing else is given, and a recipe where it
-says nothing. Tests hold the recipe `compare`, nnU-Net's trainers and the docs to them: change them here, and what has to
-follow is named.
+says nothing. Tests hold the recipe `compare`, nnU-Net's trainers and the docs to them: change them here, and what has
+to follow is named.
 """
 
 from typing import Literal, NamedTuple
