@@ -29,6 +29,7 @@ from polydice import (
 from polydice.base import RegionLoss
 from polydice.sums import PixelSums
 from tests.reference import Case, dense_masks, each_loss, each_region_loss, value_and_gradient
+from tests.together import in_processes
 
 SAME = 1e-12  # the same float64 numbers in another order
 
@@ -633,7 +634,7 @@ def one_of_two(rank: int, folder: str) -> None:
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each of two real processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(one_of_two, (str(folder),), nprocs=WORLD)
+    in_processes(one_of_two, folder, WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

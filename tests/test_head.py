@@ -15,6 +15,7 @@ from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, HeadLoss, PolyDice1L
 from polydice.kernels import blocks
 from tests.reference import Case, each_loss, each_loss_and_activation
 from tests.test_base import LOOPBACK
+from tests.together import in_processes
 
 SAME = 1e-12  # the same float64 sums in another order
 FLOAT32 = 1e-5  # of a value, and of the largest component of a gradient
@@ -277,7 +278,7 @@ def one_of_two(rank: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(one_of_two, (str(tmp_path),), nprocs=2)
+    in_processes(one_of_two, tmp_path)
     alone = Training()
     value = alone(*pictures())
     value.backward()

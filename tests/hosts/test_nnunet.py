@@ -32,6 +32,7 @@ from polydice import CrossEntropyLoss, DiceLoss, PolyDice1Loss
 from polydice.integrations import nnunet
 from polydice.integrations.nnunet_annotated import counts, read_annotated, rows
 from polydice.integrations.nnunet_names import EXPLAINED
+from tests.together import in_processes
 
 SAME = partial(DiceLoss, squared=False)  # nnU-Net's own mathematics
 IGNORED = 4  # one more than the last of the labels 0 … 3
@@ -159,7 +160,7 @@ def one_of_two(rank: int, folder: str) -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     """The sums of a batch Dice run over the processes, and each has the gradient that nnU-Net's gathering gives it."""
-    torch.multiprocessing.spawn(one_of_two, (str(tmp_path),), nprocs=2)
+    in_processes(one_of_two, tmp_path)
 
 
 LABELS = {"background": 0, "one": 1, "two": 2, "three": 3}

@@ -33,6 +33,17 @@ def train(
     Args:
         json_output: print the scores as JSON; result.json has them of every case too.
     """
+    status = _train(settings, json_output)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # gloo's threads may still hold tensors that Python knows of. If they let go of them after Python has begun to
+        # end, they abort the process (pytorch/pytorch#190489), and torchrun stops the others.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _train(settings: Settings, json_output: bool) -> int:
     import torch
 
     from polydice.data.cache import CacheError
@@ -48,11 +59,8 @@ def train(
         return _failed(f"{str(problem).splitlines()[0]} Take a smaller --batch or --size.")
     except KeyboardInterrupt:
         return _failed(f"interrupted; the same command with --resume goes on with {settings.out}", 130)
-    if not result:
-        # One of several processes, and not the first, which still tests. One has been seen to abort while Python ended,
-        # for a reason that is not known, and torchrun then stopped the first.
-        sys.stderr.flush()
-        os._exit(0)
+    if not result:  # the first of several processes says it
+        return 0
     print(json.dumps(_scores(settings, result), indent=1) if json_output else _line(settings, result))
     return 0
 
