@@ -12,8 +12,7 @@ import random
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from polydice import (
     TverskyLoss,
     TvMFDiceLoss,
 )
-from polydice.kernels import blocks
+from tests.reference import float32_pixels
 
 IMAGES = 20  # in a call
 # Where exp(−gap) or its square leaves the floats, with and without subnormals.
@@ -56,7 +55,7 @@ class Call(NamedTuple):
     target: Tensor
     mask: Tensor | None
     annotated: Tensor | None
-    small: int  # blocks.SMALL: 0 has the pixels computed in float32, as those of large inputs are
+    exact: bool  # whether a CPU computes the pixels of so small an input in float64, or as those of a large one
     scale: float  # of the gradients, as a scaler has it
     infinite: bool  # whether the truth may have a logit of −∞
 
@@ -91,8 +90,8 @@ def draw(rng: random.Random) -> tuple[str, Call]:
     narrow = activation == "none" or dtype == torch.float16
     scale = 1.0 if narrow or rng.random() < 0.7 else 2.0**16
     mask = _pixel_mask(rng, generator, labels.shape, 1.0 if narrow else 1e6)
-    small = rng.choice((0, blocks.SMALL))
-    return name, Call(loss, logits.to(dtype), target, mask, annotated, small, scale, infinite)
+    exact = rng.random() < 0.5
+    return name, Call(loss, logits.to(dtype), target, mask, annotated, exact, scale, infinite)
 
 
 def _labels(rng: random.Random, generator: torch.Generator, classes: int, spatial: tuple[int, ...]) -> Tensor:
@@ -181,6 +180,7 @@ def _pixel_mask(rng: random.Random, generator: torch.Generator, shape: tuple[int
 def _loss(rng: random.Random, classes: int, activation: str, ignored: int | None) -> tuple[str, Any]:
     options: dict[str, Any] = {"activation": activation, "ignore_index": ignored}
     options["reduction"] = rng.choice(("none", "none", "none", "mean", "sum"))
+    options["impl"] = rng.choice(("auto", "eager"))
     if classes > 1 and rng.random() < 0.2:
         options["include_background"] = False
     if rng.random() < 0.2:
@@ -215,19 +215,10 @@ def _loss(rng: random.Random, classes: int, activation: str, ignored: int | None
     return rng.choice(list(losses.items()))
 
 
-@contextmanager
-def _computing(small: int) -> Iterator[None]:
-    before, blocks.SMALL = blocks.SMALL, small
-    try:
-        yield
-    finally:
-        blocks.SMALL = before
-
-
 def _run(call: Call) -> tuple[Tensor, Tensor]:
     """The values of each image, `[images, …]`, or the one of all, and the gradient."""
     logits = call.logits.clone().requires_grad_()
-    with _computing(call.small):
+    with nullcontext() if call.exact else float32_pixels():
         values = call.loss(logits, call.target, call.mask, call.annotated)
         (gradient,) = torch.autograd.grad((values * call.scale).sum(), logits)
     return values.detach().reshape(len(values) if values.ndim else 1, -1), gradient.flatten(1)

@@ -4,7 +4,8 @@ Nothing here is rearranged for the sake of digits: c = (2I + δ)/(2r + δ), or I
 digits make up for it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +25,7 @@ from polydice import (
     TverskyLoss,
     TvMFDiceLoss,
 )
+from polydice.kernels import blocks, native, plan
 
 # 50 digits of result: 1 − cos loses 13 of them at an angle of 1e-6, a square root near 0 up to half of the rest.
 mp.dps = 80
@@ -195,6 +197,19 @@ def value_and_gradient(loss: Any, logits: Tensor, target: Tensor, mask: Tensor |
     value = loss(logits, target, mask)
     (gradient,) = torch.autograd.grad(value.sum(), logits)
     return value.detach(), gradient
+
+
+@contextmanager
+def float32_pixels() -> Iterator[None]:
+    """In which those of large inputs are computed on a CPU; of inputs as small as here it is float64."""
+    before = blocks.SMALL, native.EXACT
+    blocks.SMALL = native.EXACT = 0
+    plan._PLANS.clear()  # which say so
+    try:
+        yield
+    finally:
+        blocks.SMALL, native.EXACT = before
+        plan._PLANS.clear()
 
 
 def predictions(shape: Sequence[int], activation: str, dtype: torch.dtype = torch.float64) -> Tensor:

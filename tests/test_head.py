@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polydice import CrossEntropyLoss, DiceLoss, FocalLoss, HeadLoss, PolyDice1Loss, TverskyLoss, TvMFDiceLoss
 from polydice.kernels import blocks
-from tests.reference import Case, each_loss, each_loss_and_activation
+from tests.reference import Case, each_loss, each_loss_and_activation, float32_pixels
 from tests.test_base import LOOPBACK
 from tests.together import in_processes
 
@@ -152,14 +152,14 @@ def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
 @pytest.mark.usefixtures("many_slabs")
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @each_loss
-def test_float32_is_float32(case: Case, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against float64 logits, value and gradients. (Of so few pixels a CPU would compute in float64.)"""
-    monkeypatch.setattr(blocks, "SMALL", 0)
+def test_float32_is_float32(case: Case, activation: str) -> None:
+    """Against float64 logits, value and gradients."""
     conv, (features, labels) = head(), given(40, 50)
     loss = case.make(activation=activation)
     conv, features = conv.float(), features.float()
     exact = copy.deepcopy(conv).double()
-    found = results(HeadLoss(loss, conv), conv, features, labels)
+    with float32_pixels():
+        found = results(HeadLoss(loss, conv), conv, features, labels)
     expected = results(lambda x, target: loss(exact(x), target), exact, features.double(), labels)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == torch.float32
@@ -238,14 +238,15 @@ def trained(dtype: torch.dtype, by_head: bool, steps: int = 200) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]).double()
 
 
-def test_200_steps_are_as_with_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_200_steps_are_as_with_logits() -> None:
     """Where float32 differs from float64 by its rounding alone, they come equally near to float64's end."""
-    monkeypatch.setattr(blocks, "SMALL", 0)
     exact = trained(torch.float64, by_head=False)
     torch.testing.assert_close(trained(torch.float64, by_head=True), exact, rtol=0, atol=1e-9)
-    noise = (trained(torch.float32, by_head=False) - exact).abs().max()
+    with float32_pixels():
+        logits, head = (trained(torch.float32, by_head=by_head) for by_head in (False, True))
+    noise = (logits - exact).abs().max()
     assert 0 < noise < 1e-3
-    assert (trained(torch.float32, by_head=True) - exact).abs().max() < 3 * noise
+    assert (head - exact).abs().max() < 3 * noise
 
 
 def test_the_same_bits_twice() -> None:

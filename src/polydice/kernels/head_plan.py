@@ -57,7 +57,7 @@ def _launches(
 ) -> "HeadLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `head_launches` refuses what
     one kernel cannot take."""
-    formula = formula_of(terms, plan, logits)
+    formula = formula_of(terms, logits) if plan.fused else None
     if formula is None:
         return None
     from polydice.kernels.head_fused import Inputs, head_launches

@@ -14,11 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polydice.kernels import op
 from polydice.kernels.eager import flatten
 from polydice.kernels.fields import SUMS, Form, Formula, FormulaTerm, Options, PixelSums
 from polydice.kernels.inputs import check_annotated, check_inputs
+from polydice.kernels.native import NativeLaunches, native_launches
 
 if TYPE_CHECKING:
     from polydice.kernels.fused import LossLaunches
@@ -76,7 +78,7 @@ class Plan(NamedTuple):
     labels: bool  # whether the target is class labels, else masks
     dtype: torch.dtype  # of the result
     fused: bool  # whether the fused kernels make the sums
-    launches: "LossLaunches | None" = None  # where they make the whole loss
+    launches: "LossLaunches | NativeLaunches | None" = None  # where they, or compiled C, make the whole loss
     head_launches: "HeadLaunches | None" = None  # or that of features
 
     def sums(self, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None = None) -> Tensor:
@@ -271,6 +273,8 @@ def are_plain(*tensors: object) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()  # which records operators
+        and forward_ad._current_level < 0
         and _PLAIN.issuperset([type(tensor) for tensor in tensors if tensor is not None])
         and not torch._C._are_functorch_transforms_active()
     )
@@ -278,20 +282,24 @@ def are_plain(*tensors: object) -> bool:
 
 def _launches(
     terms: Terms, plan: Plan, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None
-) -> "LossLaunches | None":
+) -> "LossLaunches | NativeLaunches | None":
     """The launches that make the whole loss; None where torch must make it of the sums. `loss_launches` refuses tensors
-    that the kernels cannot address as they lie, and more classes than their last step takes."""
-    formula = formula_of(terms, plan, logits)
+    that the kernels cannot address as they lie, and more classes than their last step takes; `native_launches` all but
+    what is usual."""
+    formula = formula_of(terms, logits)
     if formula is None:
         return None
+    if not plan.fused:
+        by_torch = not plan.labels or any(loss.impl == "eager" for _, loss in terms)
+        return None if by_torch else native_launches(formula, plan.options, logits, target, mask, annotated)
     from polydice.kernels.fused import loss_launches, spec
 
     each = spec(logits), spec(target), mask if mask is None else spec(mask)
     return loss_launches(formula, distinct(plan.options, plan.labels), plan.labels, *each, annotated is not None)
 
 
-def formula_of(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
-    """What the fused kernels make of the sums; None where torch must make it."""
+def formula_of(terms: Terms, logits: Tensor) -> Formula | None:
+    """What is made of the sums beside the pass over the pixels; None where torch must make it."""
     each = [loss.term() for _, loss in terms]
     weights = [_weight(loss) for _, loss in terms]
     added = [_added(loss) for _, loss in terms]
@@ -299,8 +307,7 @@ def formula_of(terms: Terms, plan: Plan, logits: Tensor) -> Formula | None:
     batch = {term.batch for term in each} - {None}
     first = each[0]
     if (
-        not plan.fused
-        or len(forms) < len(each)
+        len(forms) < len(each)
         or len(batch) > 1
         or first.reduction == "none"
         or first.activation == "none"

@@ -1,0 +1,265 @@
+/* A whole loss of labels on a CPU: the sums over the pixels, the formula of `tail.py`, and the gradient of the logits.
+   native.py compiles and calls it. C alone: nothing of torch, Python or the mathematical library. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int64_t batch, classes, count; /* logits [batch, classes, count], labels [batch, count] */
+    int64_t piece;                 /* pixels of a piece; the last of an image may have fewer */
+    int64_t pieces;                /* of an image */
+    int64_t ignore;
+    int32_t has_ignore, label_type, sigmoid, entropy, exact;
+} Pass;
+
+/* Sums over pixels: of y(1 - p) and (1 - y)p, from which those of yp and p follow without loss where a prediction is
+   nearly right, and not the other way round; and slopes, among which those two are. */
+enum { MISSED, WRONG, PREDICTION_SQ, ERROR, ENTROPY, TARGET, PIXELS, SUMS };
+enum { OVERLAP, PREDICTION, SLOPES = ENTROPY + 1 };
+
+static const double LARGEST = 0x1p120; /* as eager.LARGEST */
+static const double TINY = 0x1p-126;   /* as geometry.TINY */
+
+typedef struct { int64_t from, to; } Span; /* among the pixels of all images */
+
+static inline Span span_of(const Pass *pass, int64_t piece) {
+    const int64_t image = piece / pass->pieces, within = piece % pass->pieces * pass->piece;
+    const int64_t end = within + pass->piece < pass->count ? within + pass->piece : pass->count;
+    return (Span){image * pass->count + within, image * pass->count + end};
+}
+
+/* Pixels of a line, so that its logits stay in the nearest cache: but loops of few pixels are mostly overhead. */
+static inline int64_t line_of(int64_t classes) {
+    const int64_t fitting = 6144 / classes / 64 * 64;
+    return fitting < 64 ? 64 : fitting > 512 ? 512 : fitting;
+}
+
+static inline double bounded(double slope) {
+    return slope < -LARGEST ? -LARGEST : slope > LARGEST ? LARGEST : slope;
+}
+
+static const double OF_FACTORIAL[] = {
+    1., 1., 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800,
+    1. / 39916800, 1. / 479001600, 1. / 6227020800,
+};
+
+#define PRAGMA(words) _Pragma(#words)
+#define VECTORS PRAGMA(omp simd)
+#define VECTORS_OF_SUMS(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+
+#define REAL float
+#define INT int32_t
+#define BITS uint32_t
+#define NAME(name) name##_float
+#define MANTISSA 23
+#define EXPONENT_OF_1 127
+#define HALF_ROOT 0x3f3504f3u /* the bits of sqrt(1/2) */
+#define ROUNDING 0x1.8p23f    /* added and taken away, it rounds to whole numbers */
+#define LOG_2_HIGH 0x1.62ep-1f
+#define LOG_2_LOW 0x1.0bfbe8p-15f
+#define LEAST -87.3f
+#define TERMS 7
+#define ODD_TERMS 5
+#include "native_pixels.h"
+#undef REAL
+#undef INT
+#undef BITS
+#undef NAME
+#undef MANTISSA
+#undef EXPONENT_OF_1
+#undef HALF_ROOT
+#undef ROUNDING
+#undef LOG_2_HIGH
+#undef LOG_2_LOW
+#undef LEAST
+#undef TERMS
+#undef ODD_TERMS
+#define REAL double
+#define INT int64_t
+#define BITS uint64_t
+#define NAME(name) name##_double
+#define MANTISSA 52
+#define EXPONENT_OF_1 1023
+#define HALF_ROOT 0x3fe6a09e667f3bcdu
+#define ROUNDING 0x1.8p52
+#define LOG_2_HIGH 0x1.62e42feep-1
+#define LOG_2_LOW 0x1.a39ef35793c76p-33
+#define LEAST -708.
+#define TERMS 13
+#define ODD_TERMS 11
+#include "native_pixels.h"
+
+int polydice_forward(
+    const Pass *pass, const float *logits, const void *labels, int64_t first, int64_t last, double *parts
+) {
+    return (pass->exact ? forward_double : forward_float)(pass, logits, labels, first, last, parts);
+}
+
+int polydice_backward(
+    const Pass *pass, const float *logits, const void *labels, const double *slopes, const float *grad, int64_t first,
+    int64_t last, float *gradient
+) {
+    return (pass->exact ? backward_double : backward_float)(pass, logits, labels, slopes, *grad, first, last, gradient);
+}
+
+/* The formula: a weighted sum of losses, as tail.py describes its terms. */
+
+enum { POLYNOMIAL, RATIO, REGION, PIXELWISE };
+
+typedef struct {
+    int32_t kind, background, skip, added; /* `added`: its row there, -1 for none */
+    int32_t first, last;                   /* of its coefficients */
+    double factor, numbers[4];
+} Term;
+
+typedef struct {
+    int32_t terms, mean, over_batch, each_added;
+    const Term *term;
+    const double *coefficients;
+} Formula;
+
+typedef struct { double loss, of_overlap, of_p, of_p_sq, of_error, of_entropy; } Value;
+
+static inline double inverse(double number) { return fabs(number) < TINY ? 0 : 1 / number; }
+
+static inline double root(double square) { return square < TINY ? 0 : sqrt(square); }
+
+/* theta^2 of x = 1 - cos theta, and its slope: of u = 1 - cos(theta / 2), 4 arccos^2(1 - u) = 8 u (1 + u/6 (1 + ...)). */
+static double squared_angle(double x, double *slope) {
+    const double half_cosine = sqrt(1 - x / 2), u = x / (2 * (1 + half_cosine));
+    double sum = 1, sum_u = 0;
+    for (int k = 20; k > 0; k--) {
+        const double share = (double)(k * k) / ((k + 1) * (2 * k + 1));
+        sum_u = share * (sum + u * sum_u);
+        sum = 1 + share * u * sum;
+    }
+    *slope = 2 * (sum + u * sum_u) / half_cosine;
+    return 8 * u * sum;
+}
+
+/* PolyDice; the names are those of geometry.py. */
+static Value polynomial(const Term *term, const double *coefficients, double added, double a, double b, double e) {
+    const double smooth = term->numbers[0], root_a = root(a), root_b = root(b), of_root = inverse(root_b);
+    const double r = root_a * root_b, d = (a - b) * inverse(root_a + root_b), gap = d * d, gap_b = -d * of_root;
+    const double whole = inverse(a + b + smooth), lost = gap * whole, lost_b = (gap_b - lost) * whole;
+    const double x_e = r == 0 ? 0 : inverse(2 * r + smooth), twice = e - gap;
+    const double held = twice < 0 ? 0 : twice > 2 * r ? 2 * r : twice, x = (r < e * 1e-4 ? held : twice) * x_e;
+    const double x_b = -(gap_b + x * root_a * of_root) * x_e;
+    double t_x, q = 0, q_t = 0;
+    const double t = squared_angle(x, &t_x);
+    for (int k = term->last - 1; k >= term->first; k--) {
+        const double coefficient = coefficients[k] + (k == term->first ? added : 0);
+        q_t = q_t * t + q + coefficient;
+        q = (q + coefficient) * t;
+    }
+    const double slope = (1 - lost) * q_t * t_x, of_lost = term->numbers[1] != 0 ? 1 : 1 - q;
+    return (Value){
+        .loss = lost + (1 - lost) * q, .of_p_sq = lost_b * of_lost + slope * x_b, .of_error = slope * x_e,
+    };
+}
+
+static Value ratio(const Term *term, double a, double b, double e) {
+    const double of_e = inverse(a + b + term->numbers[0]), loss = e * of_e;
+    return (Value){.loss = loss, .of_p_sq = -loss * of_e, .of_error = of_e};
+}
+
+/* Tversky and its kin. */
+static Value region(const Term *term, const double *sums) {
+    const double alpha = term->numbers[0], beta = term->numbers[1], exponent = term->numbers[3];
+    const double off = alpha * sums[WRONG] + beta * sums[MISSED];
+    const double of_whole = inverse(sums[TARGET] - sums[MISSED] + off + term->numbers[2]), loss = off * of_whole;
+    const double of_overlap = (-(alpha + beta) - loss * (1 - alpha - beta)) * of_whole;
+    const double of_p = alpha * (1 - loss) * of_whole;
+    if (exponent == 1) return (Value){.loss = loss, .of_overlap = of_overlap, .of_p = of_p};
+    const double base = loss < TINY ? 1 : loss, power = loss < TINY ? 0 : pow(base, exponent);
+    const double bend = exponent * power / base;
+    return (Value){.loss = power, .of_overlap = bend * of_overlap, .of_p = bend * of_p};
+}
+
+static Value pixelwise(const Term *term, const double *sums, int sigmoid) {
+    const double epsilon = term->numbers[0];
+    return (Value){
+        .loss = sums[ENTROPY] + epsilon * (sums[MISSED] + (sigmoid ? sums[WRONG] : 0)), .of_entropy = 1,
+        .of_overlap = -epsilon * (sigmoid ? 2 : 1), .of_p = sigmoid ? epsilon : 0,
+    };
+}
+
+/* What a class counts in a term, and what it adds to the number that a mean divides by. */
+static double weight_of(const Term *term, const double *weights, const double *sums, int64_t c) {
+    if (c < !term->background || (term->skip && sums[TARGET] < TINY)) return 0;
+    return weights ? weights[c] : 1;
+}
+
+static double count_of(const Pass *pass, const Term *term, double weight, const double *sums, int64_t c) {
+    if (term->kind != PIXELWISE) return weight;
+    return pass->sigmoid ? (c < !term->background ? 0 : sums[PIXELS]) : weight * sums[TARGET];
+}
+
+/* parts [batch * pieces, C, SUMS] -> the loss and its slopes [batch, C, SLOPES]; `sums` [batch, C, SUMS] is room. */
+void polydice_formula(
+    const Pass *pass, const Formula *formula, const double *parts, const double *weights, const double *added,
+    double *sums, double *slopes, float *loss
+) {
+    const int64_t classes = pass->classes, rows = formula->over_batch ? 1 : pass->batch;
+    double total = 0;
+    memset(sums, 0, rows * classes * SUMS * sizeof(double));
+    memset(slopes, 0, pass->batch * classes * SLOPES * sizeof(double));
+    for (int64_t piece = 0; piece < pass->batch * pass->pieces; piece++)
+        for (int64_t n = 0; n < classes * SUMS; n++)
+            sums[(formula->over_batch ? 0 : piece / pass->pieces) * classes * SUMS + n] += parts[piece * classes * SUMS + n];
+    for (int32_t place = 0; place < formula->terms; place++) {
+        const Term *term = formula->term + place;
+        const double *own_weights = weights ? weights + place * classes : 0;
+        double share = term->factor, count = 0;
+        for (int64_t n = 0; n < rows * classes; n++) {
+            const double *here = sums + n * SUMS, weight = weight_of(term, own_weights, here, n % classes);
+            count += count_of(pass, term, weight, here, n % classes);
+        }
+        if (formula->mean) share *= inverse(count);
+        for (int64_t n = 0; n < rows * classes; n++) {
+            const double *here = sums + n * SUMS, weight = weight_of(term, own_weights, here, n % classes);
+            if (weight == 0) continue;
+            const double a = here[TARGET], b = here[PREDICTION_SQ], e = here[ERROR];
+            double more = 0;
+            if (term->added >= 0) more = added[formula->each_added ? term->added * classes + n % classes : term->added];
+            const Value value = term->kind == POLYNOMIAL ? polynomial(term, formula->coefficients, more, a, b, e)
+                                : term->kind == RATIO    ? ratio(term, a, b, e)
+                                : term->kind == REGION   ? region(term, here)
+                                                         : pixelwise(term, here, pass->sigmoid);
+            double *slope = slopes + n * SLOPES;
+            total += share * weight * value.loss;
+            slope[OVERLAP] += share * weight * value.of_overlap;
+            slope[PREDICTION] += share * weight * value.of_p;
+            slope[PREDICTION_SQ] += share * weight * value.of_p_sq;
+            slope[ERROR] += share * weight * value.of_error;
+            slope[ENTROPY] += share * weight * value.of_entropy;
+        }
+    }
+    for (int64_t image = rows; image < pass->batch; image++)
+        memcpy(slopes + image * classes * SLOPES, slopes, classes * SLOPES * sizeof(double));
+    *loss = (float)total;
+}
+
+/* Tries all of it on two pixels of two classes whose sums are known: what was compiled may not run on this processor, or
+   not be what was meant. Returns 0 if it is. */
+int polydice_try(void) {
+    const float logits[] = {0, 0, 0, 0}, grad = 1;
+    const uint8_t labels[] = {0, 1};
+    const Term term = {.kind = RATIO, .background = 1, .added = -1, .factor = 1};
+    const Formula formula = {.terms = 1, .mean = 1, .term = &term};
+    int wrong = 0;
+    for (int way = 0; way < 4; way++) {
+        const Pass pass = {1, 2, 2, 2, 1, .sigmoid = way & 1, .exact = way >> 1, .entropy = 1};
+        double parts[2 * SUMS], sums[2 * SUMS], slopes[2 * SLOPES];
+        float loss, gradient[4];
+        wrong |= polydice_forward(&pass, logits, labels, 0, 1, parts);
+        wrong |= fabs(parts[ENTROPY] - (pass.sigmoid ? 2 : 1) * 0.6931471805599453) > 1e-6;
+        polydice_formula(&pass, &formula, parts, 0, 0, sums, slopes, &loss);
+        wrong |= fabs(loss - 1. / 3) > 1e-6; /* of each class e = 1/2, a = 1 and b = 1/2 */
+        wrong |= polydice_backward(&pass, logits, labels, slopes, &grad, 0, 1, gradient);
+        wrong |= fabs(gradient[0] - gradient[3]) > 1e-6 || !(gradient[0] < 0 && gradient[1] > 0);
+    }
+    return wrong;
+}

@@ -1,0 +1,248 @@
+"""A whole loss on a CPU: of labels and float32 logits, what the launches of `fused.py` are on CUDA.
+
+The plain pass takes a dozen torch operations for each block of pixels, and some 200 more for the formula of a loss.
+`native.c` reads the logits twice, once for the sums and once for the gradient, and forms the loss of a few numbers in a
+microsecond. It is compiled at its first use by the compiler that is there, tried in a process of its own, and kept in
+the user's cache. Where that cannot be, the plain pass does the same work.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polydice.kernels import eager
+from polydice.kernels.fields import ON_REQUEST, Formula, Options
+from polydice.kernels.threads import on_threads
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "native_pixels.h"))
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+LABELS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # native.c numbers them so
+KINDS = ("polynomial", "ratio", "overlap", "entropy")  # and these
+SUMS, SLOPES = 7, 5  # of a class
+# Up to so many logits the pixels are computed in float64: there rounding does not average out.
+EXACT = 1 << 13
+PIECE = 1 << 17  # logits that a thread takes at a time
+FOR_A_THREAD = 1 << 19  # logits for which a thread is worth starting
+SECONDS = 120  # to compile in, or to try
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "classes", "count", "piece", "pieces", "ignore")),
+        *((name, ctypes.c_int32) for name in ("has_ignore", "label_type", "sigmoid", "entropy", "exact")),
+    )
+
+
+class _Term(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("kind", "background", "skip", "added", "first", "last")),
+        ("factor", ctypes.c_double),
+        ("numbers", ctypes.c_double * 4),
+    )
+
+
+class _Formula(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("terms", "mean", "over_batch", "each_added")),
+        ("term", ctypes.POINTER(_Term)),
+        ("coefficients", ctypes.POINTER(ctypes.c_double)),
+    )
+
+
+class NativeLaunches(NamedTuple):
+    """A loss of tensors of certain shapes and types."""
+
+    over: _Pass
+    formula: _Formula
+    parts: int  # numbers: the sums of all pieces,
+    sums: int  # of all images,
+    slopes: int  # and what backward keeps
+    spans: tuple[tuple[int, int], ...]  # pieces for each thread to take
+    threads: int  # at most
+    options: Options
+
+    def __call__(
+        self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
+        annotated: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        loss: Tensor = NativeLoss.apply(logits, (target, weights, added), self)  # type: ignore[no-untyped-call]
+        return loss
+
+    def visit(self, function: Any, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+        """Calls one of the passes for all pieces."""
+
+        def each(spans: Iterator[tuple[int, int]]) -> None:
+            for span in spans:
+                status = function(*before, *span, *after)
+                if status:
+                    raise MemoryError if status < 0 else _BadLabelError
+
+        if self.threads > 1:
+            on_threads(each, self.spans, self.threads)
+        else:
+            each(iter(self.spans))
+
+
+class _BadLabelError(Exception):
+    """Which one it is, the plain pass says."""
+
+
+class NativeLoss(torch.autograd.Function):
+    """A weighted sum of losses. All that has no gradient comes as one argument: each takes torch a while."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
+        target, weights, added = others
+        code, over = _library(), ctypes.addressof(launches.over)
+        space = torch.empty(launches.parts + launches.sums, dtype=torch.float64)
+        loss, slopes = torch.empty(()), torch.empty(launches.slopes, dtype=torch.float64)
+        parts = space.data_ptr()
+        try:
+            launches.visit(code.polydice_forward, (over, logits.data_ptr(), target.data_ptr()), (parts,))
+        except _BadLabelError:
+            eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options)
+            raise
+        numbers = 0 if weights is None else weights.data_ptr(), 0 if added is None else added.data_ptr()
+        formula = ctypes.addressof(launches.formula)
+        sums = parts + space.itemsize * launches.parts
+        code.polydice_formula(over, formula, parts, *numbers, sums, slopes.data_ptr(), loss.data_ptr())
+        ctx.launches = launches
+        ctx.save_for_backward(logits, target, slopes)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
+            raise RuntimeError("polydice's losses can be differentiated once, not twice")
+        tensors = [tensor.contiguous() for tensor in ctx.saved_tensors]  # hooks may have copied them
+        launches, gradient = ctx.launches, torch.empty_like(tensors[0])
+        given = ctypes.addressof(launches.over), *map(Tensor.data_ptr, (*tensors, grad))
+        launches.visit(_library().polydice_backward, given, (gradient.data_ptr(),))
+        return gradient, None, None
+
+
+def native_launches(
+    formula: Formula, options: Options, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None
+) -> NativeLaunches | None:
+    """None where the plain pass must do it: on what is rare, or where nothing could be compiled."""
+    usual = logits.device.type == "cpu" and logits.dtype == torch.float32 and target.dtype in LABELS
+    if (
+        not usual
+        or target.numel() * logits.shape[1] != logits.numel()
+        or not (logits.is_contiguous() and target.is_contiguous())
+        or mask is not None
+        or annotated is not None
+        or not set(ON_REQUEST).isdisjoint(options.want)
+        or obstacle()
+    ):
+        return None
+    batch, classes = logits.shape[:2]
+    count = target.numel() // batch
+    piece = max(1, min(count, PIECE // classes))
+    pieces = -(-count // piece)
+    over = _Pass(
+        batch, classes, count, piece, pieces, options.ignore_index or 0, options.ignore_index is not None,
+        LABELS.index(target.dtype), options.activation == "sigmoid", "cross_entropy" in options.want,
+        logits.numel() <= EXACT,
+    )  # fmt: skip
+    threads, whole = max(1, logits.numel() // FOR_A_THREAD), batch * pieces
+    # A thread takes about 2^17 logits at a time: several small images, or a part of a large one.
+    some = whole if threads == 1 else max(1, PIECE // (classes * piece))
+    spans = tuple((first, min(first + some, whole)) for first in range(0, whole, some))
+    sizes = whole * classes * SUMS, batch * classes * SUMS, batch * classes * SLOPES
+    return NativeLaunches(over, _described(formula), *sizes, spans, threads, options)
+
+
+def _described(formula: Formula) -> _Formula:
+    terms, coefficients, rows = [], list[float](), 0
+    for term in formula.terms:
+        first, form = len(coefficients), term.form
+        coefficients += form.coefficients
+        numbers = (ctypes.c_double * 4)(*map(float, form.numbers))
+        added = rows if form.added else -1
+        rows += bool(form.added)
+        bounds = first, len(coefficients)
+        kind = KINDS.index(form.kind)
+        terms.append(_Term(kind, term.background, term.skip_absent, added, *bounds, term.factor, numbers))
+    flags = formula.mean, formula.over_batch, formula.each_added
+    return _Formula(
+        len(terms), *flags, (_Term * len(terms))(*terms), (ctypes.c_double * max(1, len(coefficients)))(*coefficients)
+    )
+
+
+@cache
+def obstacle() -> str:
+    """Why nothing compiled can be used; nothing if it can."""
+    try:
+        _library()
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _library() -> Any:
+    if os.name != "posix":
+        raise OSError(f"nothing is compiled on {sys.platform}")
+    code = ctypes.CDLL(str(_compiled()))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    code.polydice_forward.argtypes = [*[pointer] * 3, number, number, pointer]
+    code.polydice_backward.argtypes = [*[pointer] * 5, number, number, pointer]
+    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 8, None
+    return code
+
+
+def _compiled() -> Path:
+    """The library: made for this processor from these sources, or kept from before."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise OSError(f"no C compiler is there: {', '.join(COMPILERS)}")
+    processor = _processor()
+    flags = (*FLAGS, "-march=native") if processor else FLAGS
+    made_of = [*flags, sys.platform, processor, *(source.read_text(encoding="utf-8") for source in SOURCES)]
+    folder = Path.home() / ".cache" / "polydice"
+    kept = folder / f"native-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
+    if kept.exists():
+        return kept
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = Path(beside) / kept.name
+        _run([compiler, *flags, "-o", str(made), str(SOURCES[0]), "-lm"])
+        _run(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                f"import ctypes\nraise SystemExit(ctypes.CDLL({str(made)!r}).polydice_try())",
+            ]
+        )
+        made.replace(kept)
+    return kept
+
+
+def _run(command: list[str]) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{command[0]} ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
+
+
+def _processor() -> str:
+    """What this processor can do, where Linux says it: a library that was made for one may not run on another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

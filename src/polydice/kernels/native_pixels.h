@@ -1,0 +1,295 @@
+/* The pass over the pixels of labels, [C, N] an image. native.c includes this once for each type REAL in which pixels are
+   computed; NAME(x) is x of that type.
+
+   Some hundred pixels, a line, are read class by class. Every loop goes over the pixels of a line and nothing in it
+   depends on the pixel before, so compilers make vectors of it. Sums over a line are REAL, those over lines double. */
+
+/* e^x of x <= 0, to some units of the last digit, and 0 below LEAST: x = k log 2 + r, |r| <= log 2 / 2. */
+static inline REAL NAME(exponential)(REAL x) {
+    const REAL shifted = x * (REAL)1.44269504088896340736 + ROUNDING, k = shifted - ROUNDING;
+    const REAL r = x - k * LOG_2_HIGH - k * LOG_2_LOW;
+    REAL sum = 0;
+    for (int n = TERMS; n >= 0; n--) sum = sum * r + (REAL)OF_FACTORIAL[n];
+    union { REAL real; BITS bits; } scale = {shifted};
+    scale.bits = (scale.bits + EXPONENT_OF_1) << MANTISSA;
+    return x < LEAST ? 0 : sum * scale.real;
+}
+
+/* log x of x >= 1: x = 2^k m, 1/2 <= m^2 < 2, and log m = 2 (s + s^3/3 + s^5/5 + ...) of s = (m - 1) / (m + 1). */
+static inline REAL NAME(logarithm)(REAL x) {
+    union { REAL real; BITS bits; } m = {x};
+    const BITS k = (m.bits - HALF_ROOT) >> MANTISSA;
+    m.bits -= k << MANTISSA;
+    const REAL s = (m.real - 1) / (m.real + 1), square = s * s;
+    REAL sum = 0;
+    for (int n = ODD_TERMS; n > 0; n--) sum = sum * square + (REAL)1 / (2 * n - 1);
+    return x < INFINITY ? (REAL)(INT)k * (REAL)0.693147180559945309417 + 2 * s * sum : x;
+}
+
+/* That of the loss in the sums of a class, as a gradient takes it: twice that of a square. */
+typedef struct { REAL overlap, p, p_sq, error, entropy; } NAME(Slope);
+
+/* Room for the line that is visited. */
+typedef struct {
+    int64_t pixels;     /* of a whole line */
+    const float *x;     /* its logits: of class c from x + c * stride on */
+    int64_t stride;
+    float *copy;        /* [C, pixels]: of the logits, with 0 where nothing is labelled */
+    REAL *power;        /* [C, pixels]: e^(x - most) */
+    REAL *most;         /* the largest logit */
+    REAL *inverse;      /* 1 / (sum of the powers), 0 where nothing is labelled */
+    REAL *surprise;     /* log (sum of the powers) */
+    REAL *inner, *pull; /* sums over the classes that a gradient needs */
+    REAL *shown;        /* 1, or 0 where nothing is labelled */
+    NAME(Slope) *slope; /* [C] */
+    INT *label;         /* -1 where nothing is labelled */
+} NAME(Line);
+
+static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
+    line->pixels = line_of(classes);
+    const int64_t pixels = line->pixels, reals = classes * (pixels + SLOPES) + 6 * pixels;
+    REAL *room = malloc(reals * sizeof(REAL) + classes * pixels * sizeof(float) + pixels * sizeof(INT));
+    if (!room) return 0;
+    line->slope = (NAME(Slope) *)room;
+    line->power = room + classes * SLOPES;
+    line->most = line->power + classes * pixels;
+    line->inverse = line->most + pixels;
+    line->surprise = line->inverse + pixels;
+    line->inner = line->surprise + pixels;
+    line->pull = line->inner + pixels;
+    line->shown = line->pull + pixels;
+    line->label = (INT *)(line->shown + pixels);
+    line->copy = (float *)(line->label + pixels);
+    return room;
+}
+
+#define READ(TYPE)                                                                                                       \
+    for (int64_t n = 0; n < count; n++) {                                                                                \
+        const int64_t given = ((const TYPE *)labels)[from + n];                                                          \
+        const int hide = pass->has_ignore && given == pass->ignore;                                                      \
+        bad |= !hide && (given < 0 || given >= limit);                                                                   \
+        hidden |= hide;                                                                                                  \
+        line->label[n] = hide ? -1 : (INT)given;                                                                         \
+    }                                                                                                                    \
+    break;
+
+/* Reads `count` pixels that begin at `from` in an image, and at `from_label` among all labels. Returns whether a label is
+   none. */
+static inline int NAME(read)(
+    const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count
+) {
+    const int64_t image = from / pass->count, classes = pass->classes, limit = classes > 1 ? classes : 2;
+    int bad = 0, hidden = 0;
+    switch (pass->label_type) {
+        case 0: READ(uint8_t)
+        case 1: READ(int8_t)
+        case 2: READ(int16_t)
+        case 3: READ(int32_t)
+        case 4: READ(int64_t)
+    }
+    line->x = logits + image * classes * pass->count + from % pass->count;
+    line->stride = pass->count;
+    for (int64_t n = 0; n < count; n++) line->shown[n] = line->label[n] >= 0;
+    if (hidden) { /* whatever is there, NaN too, has no part in anything */
+        for (int64_t c = 0; c < classes; c++)
+            for (int64_t n = 0; n < count; n++)
+                line->copy[c * count + n] = line->label[n] < 0 ? 0 : line->x[c * line->stride + n];
+        line->x = line->copy;
+        line->stride = count;
+    }
+    return bad;
+}
+
+static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t count) {
+    REAL *most = line->most, *total = line->inverse;
+    for (int64_t n = 0; n < count; n++) most[n] = line->x[n], total[n] = 0;
+    for (int64_t c = 1; c < pass->classes; c++) {
+        const float *x = line->x + c * line->stride;
+        VECTORS
+        for (int64_t n = 0; n < count; n++) most[n] = x[n] > most[n] ? (REAL)x[n] : most[n];
+    }
+    for (int64_t c = 0; c < pass->classes; c++) {
+        const float *x = line->x + c * line->stride;
+        REAL *power = line->power + c * count;
+        VECTORS
+        for (int64_t n = 0; n < count; n++) {
+            power[n] = NAME(exponential)(x[n] - most[n]);
+            total[n] += power[n];
+        }
+    }
+    if (pass->entropy) {
+        VECTORS
+        for (int64_t n = 0; n < count; n++) line->surprise[n] = NAME(logarithm)(total[n]);
+    }
+    VECTORS
+    for (int64_t n = 0; n < count; n++) total[n] = line->shown[n] / total[n];
+}
+
+static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
+    const REAL *restrict most = line->most, *restrict inverse = line->inverse, *restrict surprise = line->surprise;
+    const INT *restrict label = line->label;
+    for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
+        const float *restrict x = line->x + c * line->stride;
+        const REAL *restrict power = line->power + c * count;
+        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0;
+        VECTORS_OF_SUMS(missed, wrong, of_p_sq, of_y, error)
+        for (int64_t n = 0; n < count; n++) {
+            const REAL p = power[n] * inverse[n], y = label[n] == c, d = y - p;
+            missed += y * d;
+            wrong += y * d - d;
+            of_p_sq += p * p;
+            of_y += y;
+            error += d * d;
+        }
+        if (pass->entropy) {
+            VECTORS_OF_SUMS(entropy)
+            for (int64_t n = 0; n < count; n++) entropy += label[n] == c ? (most[n] - x[n]) + surprise[n] : 0;
+        }
+        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq;
+        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy;
+    }
+}
+
+static inline void NAME(add_sigmoid)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
+    const REAL *restrict shown = line->shown;
+    const INT *restrict label = line->label;
+    for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
+        const float *restrict x = line->x + c * line->stride;
+        const INT own = pass->classes == 1 ? 1 : c; /* label 1 is the foreground of a single channel */
+        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0, pixels = 0;
+        VECTORS_OF_SUMS(missed, wrong, of_p_sq, of_y, error, entropy, pixels)
+        for (int64_t n = 0; n < count; n++) {
+            const REAL z = x[n], power = NAME(exponential)(z < 0 ? z : -z), inverse = 1 / (1 + power);
+            const REAL p = (z < 0 ? power * inverse : inverse) * shown[n], q = z < 0 ? inverse : power * inverse;
+            const int true_ = label[n] == own;
+            const REAL d = true_ ? q : p, above = true_ ? -z : z;
+            missed += true_ ? q : 0;
+            wrong += true_ ? 0 : p;
+            of_p_sq += p * p;
+            of_y += true_;
+            error += d * d;
+            pixels += shown[n];
+            if (pass->entropy) { /* log(1 + power), whose digits 1 + power has lost where power is small */
+                const REAL lost = (power - ((1 + power) - 1)) * inverse;
+                entropy += shown[n] * ((above > 0 ? above : 0) + (NAME(logarithm)(1 + power) + lost));
+            }
+        }
+        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq;
+        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy, sums[PIXELS] += pixels;
+    }
+}
+
+/* The gradient of the logits: h is that of the probabilities. */
+static inline void NAME(slopes_of_softmax)(
+    const Pass *pass, const NAME(Line) *line, int64_t count, float *out
+) {
+    REAL *restrict inner = line->inner, *restrict pull = line->pull;
+    const REAL *restrict inverse = line->inverse;
+    const INT *restrict label = line->label;
+    for (int64_t n = 0; n < count; n++) inner[n] = pull[n] = 0;
+    for (INT c = 0; c < pass->classes; c++) {
+        const NAME(Slope) slope = line->slope[c];
+        REAL *restrict power = line->power + c * count;
+        VECTORS
+        for (int64_t n = 0; n < count; n++) {
+            const REAL p = power[n] *= inverse[n], y = label[n] == c;
+            inner[n] += (slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y) * p;
+            pull[n] += slope.entropy * y;
+        }
+    }
+    for (INT c = 0; c < pass->classes; c++) {
+        const NAME(Slope) slope = line->slope[c];
+        const REAL *restrict power = line->power + c * count;
+        float *restrict to = out + c * pass->count;
+        VECTORS
+        for (int64_t n = 0; n < count; n++) {
+            const REAL p = power[n], y = label[n] == c;
+            const REAL h = slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y;
+            to[n] = (float)(p * (h - inner[n]) + (p * pull[n] - slope.entropy * y));
+        }
+    }
+}
+
+static inline void NAME(slopes_of_sigmoid)(
+    const Pass *pass, const NAME(Line) *line, int64_t count, float *out
+) {
+    const REAL *restrict shown = line->shown;
+    const INT *restrict label = line->label;
+    for (INT c = 0; c < pass->classes; c++) {
+        const NAME(Slope) slope = line->slope[c];
+        const float *restrict x = line->x + c * line->stride;
+        const INT own = pass->classes == 1 ? 1 : c;
+        float *restrict to = out + c * pass->count;
+        VECTORS
+        for (int64_t n = 0; n < count; n++) {
+            const REAL z = x[n], power = NAME(exponential)(z < 0 ? z : -z), inverse = 1 / (1 + power);
+            const REAL p = z < 0 ? power * inverse : inverse, q = z < 0 ? inverse : power * inverse;
+            const int true_ = label[n] == own;
+            const REAL d = true_ ? -q : p; /* p - y */
+            const REAL h = slope.error * d + slope.p_sq * p + slope.p + (true_ ? slope.overlap : 0);
+            to[n] = (float)(shown[n] * (h * p * q + slope.entropy * d));
+        }
+    }
+}
+
+/* Both go over pieces of images, from `first` to `last`. Sums of each: [C, SUMS] of `parts`. Returned is 0; 1 for a label
+   that is none; -1 without memory. */
+static int NAME(forward)(
+    const Pass *pass, const float *logits, const void *labels, int64_t first, int64_t last, double *parts
+) {
+    NAME(Line) line;
+    void *room = NAME(make_line)(&line, pass->classes);
+    int bad = 0;
+    if (!room) return -1;
+    memset(parts + first * pass->classes * SUMS, 0, (last - first) * pass->classes * SUMS * sizeof(double));
+    for (int64_t piece = first; piece < last && !bad; piece++) {
+        const Span span = span_of(pass, piece);
+        for (int64_t from = span.from; from < span.to && !bad; from += line.pixels) {
+            const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
+            double *sums = parts + piece * pass->classes * SUMS;
+            bad = NAME(read)(pass, &line, logits, labels, from, count);
+            if (pass->sigmoid) {
+                NAME(add_sigmoid)(pass, &line, count, sums);
+            } else {
+                NAME(softmax)(pass, &line, count);
+                NAME(add_softmax)(pass, &line, count, sums);
+            }
+        }
+    }
+    free(room);
+    return bad;
+}
+
+static int NAME(backward)(
+    const Pass *pass, const float *logits, const void *labels, const double *slopes, double grad, int64_t first,
+    int64_t last, float *gradient
+) {
+    const int64_t classes = pass->classes;
+    NAME(Line) line;
+    void *room = NAME(make_line)(&line, classes);
+    if (!room) return -1;
+    for (int64_t piece = first; piece < last; piece++) {
+        const Span span = span_of(pass, piece);
+        const int64_t image = span.from / pass->count;
+        for (int64_t c = 0; c < classes; c++) {
+            REAL own[SLOPES];
+            for (int n = 0; n < SLOPES; n++) own[n] = (REAL)bounded(grad * slopes[(image * classes + c) * SLOPES + n]);
+            line.slope[c] = (NAME(Slope)){
+                own[OVERLAP], own[PREDICTION], 2 * own[PREDICTION_SQ], 2 * own[ERROR], own[ENTROPY],
+            };
+        }
+        for (int64_t from = span.from; from < span.to; from += line.pixels) {
+            const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
+            float *out = gradient + image * classes * pass->count + from % pass->count;
+            NAME(read)(pass, &line, logits, labels, from, count);
+            if (pass->sigmoid) {
+                NAME(slopes_of_sigmoid)(pass, &line, count, out);
+            } else {
+                NAME(softmax)(pass, &line, count);
+                NAME(slopes_of_softmax)(pass, &line, count, out);
+            }
+        }
+    }
+    free(room);
+    return 0;
+}

@@ -1,0 +1,335 @@
+"""A CPU's compiled pass. What every loss promises, tests/test_losses.py asks of it too; here is what is its own."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polydice import CrossEntropyLoss, DiceLoss, DropDiceLoss, FocalTverskyLoss, PolyCE1Loss, PolyDice1Loss, TverskyLoss
+from polydice.kernels import native, plan
+from tests.reference import Case, each_loss, float32_pixels, value_and_gradient
+
+pytestmark = pytest.mark.skipif(bool(native.obstacle()), reason=f"nothing is compiled here: {native.obstacle()}")
+FLOAT32 = 2e-6  # of a value, and of the largest gradient: some roundings of the pixels
+LOSSES = {
+    "dice": lambda **o: DiceLoss(**o),
+    "unsquared": lambda **o: DiceLoss(squared=False, **o),
+    "drop3, detached": lambda **o: DropDiceLoss(3, scale="detached", **o),
+    "poly1, an ε for each class": lambda **o: PolyDice1Loss([0.1, 0.5, 1.0, 0.0], **o),
+    "tversky": lambda **o: TverskyLoss(0.7, 0.3, **o),
+    "focal tversky": lambda **o: FocalTverskyLoss(**o),
+}
+PIXELWISE = {"ce": lambda **o: CrossEntropyLoss(**o), "polyce": lambda **o: PolyCE1Loss(2.0, **o)}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"ignore_index": 2},
+    {"weight": [0.5, 0.0, 3.0, 1.0]},
+    {"include_background": False, "reduction": "sum"},
+)
+AVERAGED: tuple[dict[str, Any], ...] = ({"batch": True}, {"absent": "skip"}, {"batch": True, "absent": "skip"})
+
+
+@pytest.fixture(autouse=True)
+def _no_plans() -> Iterator[None]:
+    """Of other tests, which may have been made of other pieces."""
+    plan._PLANS.clear()
+    yield
+    plan._PLANS.clear()
+
+
+def batch(shape: tuple[int, ...] = (3, 4, 30, 41), gap: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Labels 0 and 2 in the first image, so that classes are absent there."""
+    labels = torch.randint(shape[1] if shape[1] > 1 else 2, (shape[0], *shape[2:]))
+    labels[0] = labels[0] % 2 * 2 if shape[1] > 2 else 0
+    return gap * torch.randn(shape), labels
+
+
+def is_native(loss: Any, logits: Tensor, labels: Tensor, *more: Any) -> bool:
+    return "NativeLoss" in str(loss(logits.requires_grad_(), labels, *more).grad_fn)
+
+
+def against_float64(make: Any, logits: Tensor, labels: Tensor, tolerance: float = FLOAT32) -> None:
+    loss = make()
+    assert is_native(loss, logits.clone(), labels)
+    value, gradient = value_and_gradient(loss, logits, labels)
+    exact, expected = value_and_gradient(loss, logits.double(), labels)
+    assert value.dtype == gradient.dtype == torch.float32
+    torch.testing.assert_close(value.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", [*LOSSES, *PIXELWISE])
+def test_every_formula_and_option(name: str, activation: str, exact: bool) -> None:
+    """float64 logits take the plain pass. Values of float64 pixels are as exact as their rounding to float32."""
+    make = (LOSSES | PIXELWISE)[name]
+    logits, labels = batch() if not exact else batch((3, 4, 7, 11))
+    for options in (*OPTIONS, *(AVERAGED if name in LOSSES else ())):
+        against_float64(lambda: make(activation=activation, **options), logits, labels, 1e-7 if exact else FLOAT32)  # noqa: B023
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_sums_of_losses(activation: str) -> None:
+    options = {"activation": activation, "weight": [1.0, 2.0, 0.5, 1.0]}
+    first, second = PolyDice1Loss(0.3, **options), PolyDice1Loss([1.0, 0.0, 0.5, 0.2], scale="detached", **options)
+    sums = first + 0.5 * second + 2 * CrossEntropyLoss(activation=activation) + DiceLoss(**options)
+    against_float64(lambda: sums, *batch())
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 118])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_any_number_of_classes(classes: int, activation: str) -> None:
+    if classes > 1 or activation == "sigmoid":
+        make = lambda: DiceLoss(activation=activation) + CrossEntropyLoss(activation=activation)  # noqa: E731
+        against_float64(make, *batch((2, classes, 12000 // classes)))
+
+
+@pytest.mark.parametrize("dtype", native.LABELS)
+def test_every_type_of_labels(dtype: torch.dtype) -> None:
+    logits, labels = batch()
+    expected = value_and_gradient(PolyDice1Loss(0.2), logits, labels)
+    found = value_and_gradient(PolyDice1Loss(0.2), logits, labels.to(dtype))
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_ignored_pixel_may_be_anything(exact: bool, activation: str) -> None:
+    logits, labels = batch()
+    labels[1, 3:9], labels[2] = 255, 255
+    loss = PolyDice1Loss(0.2, activation=activation, ignore_index=255)
+    loss = loss + CrossEntropyLoss(activation=activation, ignore_index=255)
+    native_exact = native.EXACT
+    native.EXACT = 1 << 20 if exact else 0
+    try:
+        expected = value_and_gradient(loss, logits, labels)
+        hidden = (labels == 255).unsqueeze(1).expand_as(logits)
+        for whatever in (torch.nan, torch.inf, -torch.inf):
+            found = value_and_gradient(loss, logits.masked_fill(hidden, whatever), labels)
+            assert all(map(torch.equal, found, expected))
+        assert not expected[1][hidden].any()
+        value, gradient = value_and_gradient(loss, logits, torch.full_like(labels, 255))
+        assert value == 0
+        assert not gradient.any()
+    finally:
+        native.EXACT = native_exact
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_classes_that_are_ruled_out(activation: str) -> None:
+    """Logits of −∞, with and without a truth there; a pixel that is NaN makes the loss NaN."""
+    logits, labels = batch()
+    logits[:, 3] = -torch.inf
+    labels[labels == 3] = 0
+    loss = PolyDice1Loss(0.2, activation=activation) + CrossEntropyLoss(activation=activation)
+    with float32_pixels():
+        against_float64(lambda: loss, logits, labels)
+        labels[0, 0, 0] = 3
+        assert loss(logits, labels) == torch.inf
+        assert PolyDice1Loss(0.2, activation=activation)(logits, labels).isfinite()
+        logits[1, 1, 2, 3] = torch.nan
+        assert loss(logits, labels).isnan()
+
+
+@each_loss
+def test_confident_networks(case: Case) -> None:
+    """Where e^x leaves float32, and beyond."""
+    labels = torch.randint(3, (2, 40))
+    with float32_pixels():
+        for gap in (20.0, 80.0, 87.0, 88.0, 89.0, 104.0, 1e4):
+            for sign in (1, -1):
+                x = sign * gap * torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
+                for activation in ("softmax", "sigmoid"):
+                    loss = case.make(activation=activation)
+                    value, gradient = value_and_gradient(loss, x, labels)
+                    exact, expected = value_and_gradient(loss, x.double(), labels)
+                    torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-6)
+                    assert gradient.isfinite().all()
+                    if not (case.name == "focal" and sign > 0):  # its slope has no bound near 0
+                        size = max(expected.abs().max().item(), 1e-3)
+                        torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=1e-4 * size)
+
+
+# Pieces and threads
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("shape", [(3, 4, 5000), (40, 3, 70), (1, 2, 20001)])
+def test_the_same_bits_from_any_number_of_threads(
+    shape: tuple[int, ...], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of an image, and several images, at a time."""
+    monkeypatch.setattr(native, "PIECE", 3000)
+    logits, labels = batch(shape)
+    loss = PolyDice1Loss(0.2) + CrossEntropyLoss()
+    expected = value_and_gradient(loss, logits, labels)
+    before = torch.get_num_threads()
+    monkeypatch.setattr(native, "FOR_A_THREAD", 1)
+    plan._PLANS.clear()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):
+            assert all(map(torch.equal, value_and_gradient(loss, logits, labels), expected))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.undo()
+    plan._PLANS.clear()
+    whole = value_and_gradient(loss, logits, labels)
+    torch.testing.assert_close(whole[1], expected[1], rtol=0, atol=FLOAT32 * expected[1].abs().max().item())
+
+
+def test_several_threads_of_a_user() -> None:
+    logits, labels = batch()
+    expected = value_and_gradient(DiceLoss(), logits, labels)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: value_and_gradient(DiceLoss(), logits, labels), range(20)):
+            assert all(map(torch.equal, found, expected))
+
+
+# What it refuses, and what it leaves to the plain pass
+
+
+@pytest.mark.parametrize(("bad", "ignored"), [(4, None), (-1, None), (255, 254), (-100, None)])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_a_bad_label_is_named(bad: int, ignored: int | None, activation: str) -> None:
+    logits, labels = batch()
+    labels[2, 29, 40] = bad
+    with pytest.raises(ValueError, match=rf"label {bad} is not in \[0, 4\), and is not ignored either"):
+        DiceLoss(activation=activation, ignore_index=ignored)(logits, labels)
+
+
+def test_what_is_left_to_the_plain_pass() -> None:
+    logits, labels = batch()
+    masks, mask = torch.rand_like(logits), torch.rand(labels.shape)
+    assert is_native(DiceLoss(), logits, labels)
+    assert is_native(DiceLoss(), logits, labels.unsqueeze(1))
+    assert not is_native(DiceLoss(impl="eager"), logits, labels)
+    assert not is_native(DiceLoss(impl="eager") + CrossEntropyLoss(impl="eager"), logits, labels)
+    assert not is_native(DiceLoss(), logits.detach().double(), labels)
+    assert not is_native(DiceLoss(), logits.detach().bfloat16(), labels)
+    assert not is_native(DiceLoss(), logits, masks)
+    assert not is_native(DiceLoss(), logits, labels, mask)
+    assert not is_native(DiceLoss(), logits, labels, None, torch.ones(3, 4, dtype=torch.bool))
+    assert not is_native(DiceLoss(), logits.detach().contiguous(memory_format=torch.channels_last), labels)
+    assert not is_native(DiceLoss(), logits, labels.mT.contiguous().mT)
+    assert not is_native(CrossEntropyLoss(label_smoothing=0.1), logits, labels)
+
+
+# Autograd
+
+
+def test_a_second_derivative_is_refused() -> None:
+    logits, labels = batch()
+    loss = DiceLoss()(logits.requires_grad_(), labels)
+    with pytest.raises(RuntimeError, match="differentiated once, not twice"):
+        torch.autograd.grad(loss, logits, create_graph=True)
+
+
+def test_logits_changed_in_place_are_noticed() -> None:
+    logits, labels = batch()
+    given = logits.requires_grad_() * 1
+    loss = DiceLoss()(given, labels)
+    given.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_gradient_that_arrives_is_a_factor() -> None:
+    """Also one that a scaler has multiplied: nothing becomes infinite that need not."""
+    logits, labels = batch()
+    value, gradient = value_and_gradient(PolyDice1Loss(0.2), logits, labels)
+    twice = value_and_gradient(lambda *given: -4 * PolyDice1Loss(0.2)(*given), logits, labels)[1]
+    assert torch.equal(twice, -4 * gradient)
+    with torch.inference_mode():
+        assert torch.equal(PolyDice1Loss(0.2)(logits, labels), value)
+    with torch.no_grad():
+        assert not PolyDice1Loss(0.2)(logits.requires_grad_(), labels).requires_grad
+
+
+def test_saved_tensors_may_come_back_as_copies() -> None:
+    logits, labels = batch()
+    expected = value_and_gradient(DiceLoss(), logits, labels)[1]
+    logits.requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+        loss = DiceLoss()(logits, labels)
+    assert torch.equal(torch.autograd.grad(loss, logits)[0], expected)
+
+
+# How it is compiled
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of somebody who has never used polydice."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for function in (native.obstacle, native._library):
+        function.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    for function in (native.obstacle, native._library):
+        function.cache_clear()
+
+
+def kept(home: Path) -> list[Path]:
+    return [path for path in (home / ".cache/polydice").rglob("*") if path.is_file()]
+
+
+def test_it_is_compiled_once_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.obstacle() == ""
+    (library,) = kept(home)
+    assert library.stat().st_size > 10_000
+    native.obstacle.cache_clear()
+    native._library.cache_clear()
+    monkeypatch.setattr(native, "_run", lambda command: pytest.fail(f"run again: {command}"))
+    assert native.obstacle() == ""
+    assert is_native(DiceLoss(), *batch())
+
+
+def test_two_processes_that_compile_at_once(home: Path) -> None:
+    script = "from polydice.kernels import native; raise SystemExit(bool(native.obstacle()))"
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    started = [subprocess.Popen([sys.executable, "-c", script], env=os.environ | paths) for _ in range(2)]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
+    assert len(kept(home)) == 1
+
+
+@pytest.mark.parametrize("what", ["compiler", "home", "sources", "library"])
+def test_where_it_cannot_be_compiled_the_plain_pass_does_the_same(
+    what: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "compiler":
+        monkeypatch.setattr(native, "COMPILERS", ("a compiler that is not there",))
+    elif what == "home":
+        (home / ".cache").write_text("not a folder", encoding="utf-8")
+    else:
+        source = home / "native.c"
+        source.write_text("int" if what == "sources" else "int polydice_try(void) { return 1; }", encoding="utf-8")
+        monkeypatch.setattr(native, "SOURCES", (source,))
+    assert native.obstacle()
+    assert kept(home) == []
+    logits, labels = batch()
+    assert not is_native(DiceLoss(), logits, labels)
+    expected = DiceLoss(impl="eager")(logits, labels)
+    assert torch.equal(DiceLoss()(logits, labels), expected)
+
+
+def test_the_first_call_of_several_threads(home: Path) -> None:
+    logits, labels = batch()
+    found: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: found.append(DiceLoss()(logits, labels))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({value.item() for value in found}) == 1
+    assert len(kept(home)) == 1
