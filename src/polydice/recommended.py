@@ -2,8 +2,8 @@
 
 No verdict in results/fair puts this loss below Dice or Dice + cross-entropy, on three data sets; it is above the latter
 on two of them, by two points on Hippocampus with SGD, and undecided on the third. Untuned, at this rate, its validation
-is above that of both on all three. At its own rate none of its runs collapsed, as some of t-vMF's did. Inside nnU-Net it
-was above nnU-Net's own in all five folds. Nowhere is it decided to be a point above the better of Dice and Dice +
+is above that of both on all three. At its own rate none of its runs collapsed, as some of t-vMF's did. Inside nnU-Net
+it was above nnU-Net's own in all five folds. Nowhere is it decided to be a point above the better of Dice and Dice +
 cross-entropy, and it has to be told of each validation, by `loss.adapt`: where nobody can, take one of those two.
 `polydice train` takes all of this if nothing else is given, and a recipe where it says nothing. Tests hold the recipe
 `compare`, nnU-Net's trainers and the docs to it: change it here, and what has to follow is named.
