@@ -3,7 +3,7 @@
     python examples/lightning_module.py --devices 2 --accelerator cpu
 
 trains it for a few steps on generated lesions, by DDP where there is more than one device. Needs lightning and the
-extra `study`.
+extra `study`. The loss is one of several terms, to show how they go in; docs/which-loss.md says which to take.
 """
 
 import argparse

@@ -35,6 +35,7 @@ SIZE = (48, 64, 48)  # holds the largest of the 260 volumes
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # The one line that is not MONAI's. It was DiceCELoss(to_onehot_y=True, softmax=True, include_background=False).
+# It shows how a loss goes in; which one to take is the question of docs/which-loss.md.
 LOSS = MonaiLoss(PolyDice1Loss(epsilon=0.2, include_background=False) + CrossEntropyLoss())
 
 

@@ -1,5 +1,6 @@
 """results/fair/figures.py and hypotheses.py: the page says what check.py finds in the records, and the plan's rules."""
 
+import gzip
 import json
 import runpy
 import shutil
@@ -72,7 +73,7 @@ def test_the_table_has_what_the_script_without_polydice_finds(folder: Path) -> N
         _, rate, score, *differences, plateau = (cell.replace("−", "-").strip() for cell in lines[loss])
         assert (rate.split()[0], score.strip("*")) == (row["chosen"].removeprefix("rate="), f"{row['mean']:.2f}")
         ends = [row["plateau"][place].removeprefix("rate=") for place in (0, -1)]
-        assert plateau.split(" (")[0].split(" … ") == list(dict.fromkeys(ends))
+        assert plateau.split(" (")[0].replace("+", "").split(" … ") == list(dict.fromkeys(ends))
         told = {
             name: f"{to['mean']:+.2f} [{to['low']:.2f}, {to['high']:.2f}] {to['verdict']}"
             for name, to in row["to"].items()
@@ -128,6 +129,48 @@ def test_the_page_is_what_the_records_say(tmp_path: Path) -> None:
     drawn(tmp_path / "fair")
     for page in ("README.md", "DETAILS.md"):
         assert (tmp_path / "fair" / page).read_text() == (FAIR / page).read_text()
+
+
+def test_the_first_paragraphs_numbers_are_those_of_the_script_without_polydice() -> None:
+    page = " ".join((FAIR / "README.md").read_text(encoding="utf-8").replace("−", "-").split())
+    names = "hippocampus-sgd", "kvasir", "acdc", "hippocampus-adamw"
+    found = [next(iter(CHECK["study"](FAIR / name).values())) for name in names]
+    losses = "Dice", "Dice + cross-entropy", "Adaptive PolyDice-1"
+    lost = {loss: [f"{CHECK['below'](rows[loss], 'rate=0.01'):.0f}" for rows in found[:3]] for loss in losses}
+    untuned = {loss: [f"{rows[loss]['validation']['rate=0.04']:.1f}" for rows in found[:3]] for loss in losses}
+    for said, means in (
+        ("Dice is {}, {} and {} points below its own best on Hippocampus, Kvasir-SEG and ACDC", lost["Dice"]),
+        ("Dice + cross-entropy {}, {} and {}, Adaptive", lost["Dice + cross-entropy"]),
+        ("Adaptive PolyDice-1 {}, {} and {}.", lost["Adaptive PolyDice-1"]),
+        ("at 0.04, it has {}, {} and {},", untuned["Adaptive PolyDice-1"]),
+        ("Dice + cross-entropy {}, {} and {}, Dice", untuned["Dice + cross-entropy"]),
+        ("Dice {}, {} and {}.", untuned["Dice"]),
+    ):
+        assert said.format(*means) in page
+    sgd, kvasir, acdc, adamw = found
+    apart = [[rows["Adaptive PolyDice-1"]["to"][name] for name in losses[:2]] for rows in (sgd, adamw, acdc, kvasir)]
+    above = ", ".join(f"{dice['mean']:+.2f}" for dice, _ in apart)
+    assert f"({above})" in page
+    assert all(f"({both['mean']:+.2f})" in page for _, both in apart)
+    assert not any(told["verdict"].startswith("worse") for each in apart for told in each)
+    scores = [f"{rows['Adaptive PolyDice-1']['mean']:.2f}" for rows in (sgd, adamw)]
+    assert f"({', '.join(scores)})" in page
+    late = [(sum(row["late"] for row in rows.values()), sum(row["runs"] for row in rows.values())) for rows in found]
+    assert f"{late[0][0]} and {late[3][0]} of {late[0][1]} runs on Hippocampus, {late[2][0]} of {late[2][1]} on" in page
+    assert f"{late[1][0]} of {late[1][1]} on Kvasir-SEG" in page
+    collapsed = {loss: row["collapsed"] for loss, row in sgd.items() if row["collapsed"]}
+    told = ", ".join(f"{loss}: {times}" for loss, times in collapsed.items())
+    assert f"{sum(collapsed.values())} of 140 runs collapsed ({told})" in page
+    assert not any(row["collapsed"] for rows in found[1:] for row in rows.values())
+    inside = CHECK["nnunet"](FAIR / "nnunet/records.jsonl")["nnUNetTrainerPolyDice_epsilon0_follow4_detached"]["apart"]
+    assert min(inside) > 0
+    assert f"all five folds ({sum(inside) / 5:+.1f}," in page
+    runs = sum(gzip.decompress(each.read_bytes()).count(b"\n") for each in FAIR.glob("*/runs.jsonl.gz"))
+    assert f"{runs} runs, and 15 of nnU-Net" in page
+
+
+def test_the_page_is_short() -> None:
+    assert len((FAIR / "README.md").read_text(encoding="utf-8").split()) <= 1500
 
 
 CLAUSE = ", but by less than the margin"

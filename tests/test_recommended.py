@@ -1,5 +1,6 @@
 """Where to start is said once, in recommended.py: commands, recipes, nnU-Net's trainers and docs say the same."""
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from polydice.base import Loss
+from polydice.cli import main
 from polydice.integrations.nnunet_names import EXPLAINED, read
 from polydice.recommended import START
 from polydice.studies.recipe import read as read_recipe
 from polydice.training.config import Settings
 from polydice.training.expression import parse_loss
+from tests.data import write
 
 ROOT = Path(__file__).parents[1]
 SGD, ADAMW = (f"{START.rate[name]:g}" for name in ("sgd", "adamw"))
@@ -29,7 +32,8 @@ SAID = {
         f"`{START.trainer}`",
     ],
     "docs/protocol.md": [f"| `rate`, if not given | {SGD} | {ADAMW} |"],
-    "docs/getting-started.md": [f"loss = {START.loss}"],
+    "README.md": [f"Start with `{START.loss}`", f"loss = {START.loss}"],
+    "docs/getting-started.md": [f"loss = {START.loss}", f"lr={SGD}"],
     "docs/index.md": [f"loss = {START.loss}"],
     "docs/studies.md": [f"{listed('sgd')} for SGD, {listed('adamw')} for AdamW"],
     "docs/integrations.md": [f"To start with, take `{START.trainer}`"],
@@ -51,9 +55,21 @@ def test_a_training_that_is_told_nothing_starts_there() -> None:
         assert Settings(Path("data"), Path("out"), optimizer=name).rate == rate
 
 
+@pytest.mark.parametrize("head", ["plain", "fused"])
+def test_a_training_that_is_told_nothing_learns_regions_too(head: str, tmp_path: Path) -> None:
+    short = "--epochs 60 --folds 3 --batch 2 --size 24 --width 4 --depth 2 --device cpu --no-surfaces"
+    places = ["--data", str(write.regions(tmp_path / "set", 2)), "--cache", str(tmp_path / "cache")]
+    assert main(["train", *places, "--out", str(tmp_path / "run"), "--head", head, *short.split()]) == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["settings"]["loss"] == START.loss
+    assert min(result["test"]["dice_case_per_class"]) > 0.85
+
+
 def test_compare_has_the_loss_and_tries_rates_around_its_own() -> None:
     compare = read_recipe("compare")
-    assert START.loss in {variants[0].expression for variants in compare.losses.values()}
+    assert repr(parse_loss(START.loss)) in {
+        repr(parse_loss(variants[0].expression)) for variants in compare.losses.values()
+    }
     assert compare.tune.lists["rate"] == START.tried[START.optimizer]
     assert START.rate.keys() == START.tried.keys()
     for name, rates in START.tried.items():

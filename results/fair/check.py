@@ -4,8 +4,9 @@ python results/fair/check.py [DIR ...]    # folders with a recipe.toml and a run
                                           # else all beside this file
 
 For each study: the mean score of each loss; its rate, chosen on validation by the tuning runs, and the rates within the
-margin of the best (the plateau); its paired difference to each baseline with interval and verdict (docs/statistics.md).
-Of nnU-Net's trainers: the mean score over the folds that all have, and the differences to its own, fold by fold.
+margin of the best (the plateau); its paired difference to each baseline with interval and verdict (docs/statistics.md);
+validation at every rate, and what 0.01 loses; runs that collapsed, and those whose validation is best at the end. Of
+nnU-Net's trainers: the mean score over the folds that all have, and the differences to its own, fold by fold.
 The exit status is 1 if a record contradicts itself: runs at another rate than the chosen one, or unlike test cases.
 """
 
@@ -14,13 +15,14 @@ import json
 import re
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from math import exp, lgamma, log, sqrt
 from pathlib import Path
 
 import numpy as np
 
 TINY = 1e-300
+PAPER = "rate=0.01"
 
 
 class ContradictionError(Exception):
@@ -28,21 +30,24 @@ class ContradictionError(Exception):
 
 
 def main(folders):
-    status = 0
+    status, trained, inside = 0, 0, 0
     files = ("*/runs.jsonl.gz", "*/records.jsonl")
     for folder in folders or sorted(path.parent for name in files for path in Path(__file__).parent.glob(name)):
         try:
             print(f"\n## {folder.name}\n")
             if (folder / "records.jsonl").is_file():
+                inside += len((folder / "records.jsonl").read_text(encoding="utf-8").splitlines())
                 for trainer, row in nnunet(folder / "records.jsonl").items():
                     apart = ", ".join(f"{each:+.2f}" for each in row["apart"])
                     print(f"{trainer}: {row['mean']:.2f}; {np.mean(row['apart']):+.2f} ({apart})")
                 continue
             for title, rows in study(folder).items():
                 show(title, rows)
+            trained += gzip.decompress((folder / "runs.jsonl.gz").read_bytes()).count(b"\n")
         except ContradictionError as problem:
             print(f"{folder}: {problem}", file=sys.stderr)
             status = 1
+    print(f"\n{trained} runs, and {inside} of nnU-Net")
     return status
 
 
@@ -61,6 +66,22 @@ def show(title, rows):
             cells.append(f"{to['mean']:+.2f}{interval} ({to['pairs']})" if to else "")
         print("| " + " | ".join(cells) + " |")
     print()
+    for loss, row in rows.items():
+        if row["validation"]:
+            each = ", ".join(f"{value}: {mean:.2f}" for value, mean in row["validation"].items())
+            low = below(row, PAPER)
+            print(f"{loss}, validation: {each}" + (f"; {PAPER} is {low:.2f} below the best" if low is not None else ""))
+    for row, when in (("collapsed", "runs"), ("collapsed_tuning", "tuning runs")):
+        lost = {loss: each[row] for loss, each in rows.items() if each[row]}
+        print(f"collapsed {when}: {lost or 'none'}")
+    late, of = (sum(row[name] for row in rows.values()) for name in ("late", "runs"))
+    print(f"validation is best at the end in {late} of {of} runs\n")
+
+
+def below(row, value):
+    """How far the validation with a value is below the best; None where it was not tried."""
+    means = row["validation"]
+    return max(means.values()) - means[value] if value in means else None
 
 
 def nnunet(file):
@@ -86,13 +107,15 @@ def nnunet(file):
 
 
 def study(folder):
-    """By data set and network, of each loss: chosen, plateau, mean, runs, and `to`, the difference to each baseline."""
+    """By data set and network, of each loss: chosen, plateau, validation (by value), mean, runs, how many collapsed (of
+    the tuning runs by value) and are best at the end (late), and `to`, the difference to each baseline."""
     recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
     meant = json.loads((folder / "study.json").read_text(encoding="utf-8")) | recipe.get("train", {})
     baselines = recipe.get("baseline", next(iter(recipe["losses"])))
     baselines = [baselines] if isinstance(baselines, str) else baselines
     margin, score = recipe.get("margin", 1.0), meant["score"]
     tuning, tested = defaultdict(lambda: defaultdict(list)), defaultdict(dict)
+    late, lost = Counter(), defaultdict(Counter)
     for line in gzip.decompress((folder / "runs.jsonl.gz").read_bytes()).splitlines():
         run = json.loads(line)
         if "result" not in run:
@@ -104,7 +127,10 @@ def study(folder):
         result = run["result"]["last"] if meant["weights"] == "last" else run["result"]
         if last == "tuning":
             tuning[dataset, model, loss][value].append(100 * (result[f"validation_{score}"] or 0))
+            lost[dataset, model, loss][value] += collapsed(result["cases"])
         else:
+            course = [row[score] for row in run.get("history", []) if row.get(score) is not None]
+            late[dataset, model, loss] += len(course) > 1 and max(course) == course[-1]
             place = int(last.rpartition("-")[2]), int(fold.rpartition("-")[2])
             tested[dataset, model, loss][place] = value, result["cases"]
     found = {}
@@ -117,7 +143,9 @@ def study(folder):
                 trained = " and ".join(sorted(trained))
                 raise ContradictionError(f"{loss}: {row['chosen']} is best on validation, and runs have {trained}")
             grid = whole(runs[loss], lambda folds, count: (folds, count))
-            row |= {"runs": len(grid), "mean": None}
+            row |= {"runs": len(grid), "mean": None, "late": late[dataset, model, loss]}
+            row["collapsed"] = sum(collapsed(cases) for _, cases in runs[loss].values())
+            row["collapsed_tuning"] = dict(+lost[dataset, model, loss])
             if grid:
                 row["mean"] = 100 * np.mean([dice(runs[loss][place][1], score)[0] for place in grid])
         compared(rows, runs, baselines, score, margin, nested="seeds" not in recipe and "seeds" not in meant)
@@ -148,7 +176,7 @@ def tuned(scores, margin):
     most = max(map(len, scores.values()), default=0)  # a value with fewer runs has diverged
     means = {value: np.mean(each) for value, each in scores.items() if len(each) == most}
     if len(means) < 2:
-        return {"chosen": next(iter(means), ""), "plateau": []}
+        return {"chosen": next(iter(means), ""), "plateau": [], "validation": means}
     line = sorted(means, key=lambda value: float(value.rpartition("=")[2]))
     best = max(range(len(line)), key=lambda place: means[line[place]])
     first = last = best
@@ -156,7 +184,11 @@ def tuned(scores, margin):
         first -= 1
     while last + 1 < len(line) and means[line[last + 1]] >= means[line[best]] - margin:
         last += 1
-    return {"chosen": line[best], "plateau": line[first : last + 1]}
+    return {
+        "chosen": line[best],
+        "plateau": line[first : last + 1],
+        "validation": {value: means[value] for value in line},
+    }
 
 
 def whole(places, order):
@@ -190,6 +222,12 @@ def compared(rows, runs, baselines, score, margin, nested):
                 continue
             row |= {"low": row["mean"] - wide, "high": row["mean"] + wide}
             row["verdict"] = verdict(row["mean"], wide, narrow, margin)
+
+
+def collapsed(cases):
+    """Whether a class, the background too, is in the truth of some case and predicted in none."""
+    matrix = np.sum([case["confusion"] for case in cases], 0)
+    return bool(((matrix.sum(1) > 0) & (matrix.sum(0) == 0)).any())
 
 
 def truth(cases):

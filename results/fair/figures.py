@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
-from polydice.studies.answer import Response, plateau
+from polydice.studies.answer import Response, Value
 from polydice.studies.comparison import Comparison, Row, compare
 from polydice.studies.families import colours
 from polydice.studies.figures import GRID, PLAIN, drawn
@@ -194,7 +194,7 @@ def _side(axes: Axes, every: list[Line], baseline: str, margin: float, edge: flo
         if baseline not in each.differences:
             continue
         mean, low, high = each.differences[baseline]
-        axes.plot(each.folds, [place] * len(each.folds), "|", markersize=7, color=GREY)
+        axes.plot(each.folds, [place] * len(each.folds), "|", markersize=11, color=GREY, zorder=3)  # above the mean
         if low is not None and high is not None:
             axes.hlines(place, low, high, color=each.colour, linewidth=1.8)
         for end, sign, mark in ((low, -1, "<"), (high, 1, ">"), (mean, -1, "<"), (mean, 1, ">")):
@@ -211,16 +211,18 @@ def results(each: Kept) -> Table:
     """Loss, best rate, score, differences, plateau."""
     found = each.comparison
     rates = {told.loss: told for told in found.responses if told.setting == "rate"}
+    listed = sorted({each.value for told in rates.values() for each in told.tried})
+    ends = listed[:1] + listed[-1:]  # with a longer list a plateau that reaches them might be longer
     best = found.highest if all(row.scores for row in found.rows) else ""
     if not any(row.counting for row in found.rows):  # the rates are all there is
-        chosen = [(row.loss, _rate(rates.get(row.loss)), _plateau(rates.get(row.loss))) for row in found.rows]
+        chosen = [(row.loss, _rate(rates.get(row.loss)), _plateau(rates.get(row.loss), ends)) for row in found.rows]
         return Table(each.title, ("loss", "best rate", "plateau"), tuple(tuple(map(Cell, row)) for row in chosen))
     rows = []
     for row in found.rows:
         score = row.scores.get(found.score)
         cells = [row.loss, _rate(rates.get(row.loss)), f"{100 * score.mean:.2f}" if score else "not run"]
         cells += [_told(row.verdicts.get(name)) for name in BASELINES]
-        cells.append(_plateau(rates.get(row.loss)))
+        cells.append(_plateau(rates.get(row.loss), ends))
         rows.append(tuple(Cell(text, bold=row.loss == best and place == 2) for place, text in enumerate(cells)))
     header = ("loss", "best rate", "score", *(f"difference to {name}" for name in BASELINES), "plateau")
     return Table(each.title, header, tuple(rows))
@@ -232,11 +234,10 @@ def _rate(told: Response | None) -> str:
     return f"{told.chosen:g}{' (at the end of the list)' if told.at_end else ''}"
 
 
-def _plateau(told: Response | None) -> str:
+def _plateau(told: Response | None, ends: Sequence[Value]) -> str:
     if told is None or told.span is None:
         return "–"
-    (low, high), near = told.span, plateau(told.tried, told.margin)
-    return f"{low:g}" if low == high else f"{low:g} … {high:g} ({len(near)} rates)"
+    return " … ".join(dict.fromkeys(f"{end:g}{'+' if end in ends else ''}" for end in told.span))
 
 
 def _told(verdict: Verdict | None) -> str:

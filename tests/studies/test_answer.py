@@ -89,6 +89,18 @@ def test_what_is_undecided_is_told_with_what_decides_it() -> None:
     )
 
 
+def test_too_few_runs_are_not_called_undecided() -> None:
+    verdicts = {
+        "Dice": {},
+        "A": {"Dice": found("undecided", 0.5, 4)},
+        "B": {"Dice": found("too few runs", -20.0)},
+    }
+    assert answered(verdicts, {}, []) == (
+        f"{KEEP} Undecided: A; 4 more replicates should decide. "
+        "Too few runs: B; not even 30 replicates are sure to decide."
+    )
+
+
 def test_a_study_of_seeds_is_told_of_seeds() -> None:
     seeds = found("undecided", 0.5, 4)._replace(outer="seed")
     verdicts = {"Dice": {}, "A": {"Dice": seeds}, "B": {"Dice": seeds._replace(more=None)}}

@@ -1,7 +1,7 @@
 """Trainers for nnU-Net v2, chosen by name; `python -m polydice.integrations.nnunet` prints the folder to find them in.
 
     export nnUNet_extTrainer="$(python -m polydice.integrations.nnunet)"
-    nnUNetv2_train 4 3d_fullres 0 -tr nnUNetTrainerPolyDiceCE_epsilon0.2
+    nnUNetv2_train 4 3d_fullres 0 -tr nnUNetTrainerPolyDice_epsilon0_follow4_detached
 
 A trainer's name says its loss, and nnU-Net names results and checkpoints after the trainer: runs with different numbers
 go into different folders, and prediction finds the trainer again. `nnunet_names.py` has the names: Dice, PolyDice,

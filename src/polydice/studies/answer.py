@@ -158,13 +158,21 @@ def _worse(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
 
 
 def _undecided(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[str]:
-    """First those that more replicates should decide; then those of which that is not sure."""
+    """First those that more replicates should decide; then those of which that is not sure. Apart from them, losses
+    with too few runs for any verdict."""
     unsure = {loss: [each for each in own.values() if not each.sure] for loss, own in verdicts.items()}
-    for hopeless in (False, True):
-        losses = [loss for loss, own in unsure.items() if own and any(each.more is None for each in own) == hopeless]
-        if losses:
-            which = ", ".join(losses) if len(losses) <= FEW else f"{len(losses)} losses"
-            yield f"Undecided: {which}; {_more([each for loss in losses for each in unsure[loss]])} decide."
+    for word, few in (("Undecided", False), ("Too few runs", True)):
+        for hopeless in (False, True):
+            losses = [
+                loss
+                for loss, own in unsure.items()
+                if own
+                and all(each.kind == "too few runs" for each in own) == few
+                and any(each.more is None for each in own) == hopeless
+            ]
+            if losses:
+                which = ", ".join(losses) if len(losses) <= FEW else f"{len(losses)} losses"
+                yield f"{word}: {which}; {_more([each for loss in losses for each in unsure[loss]])} decide."
 
 
 def _at(loss: str, shown: Sequence[Response]) -> str:

@@ -37,7 +37,7 @@ NOTES = (
     "replicate. Where runs are missing, a mean is over the replicates with the most folds, and a difference over the "
     "most pairs of runs in which all replicates have the same folds.",
     f"The paper is {SOURCE}. It chooses ε on validation and does not name K, α and β: its figure stands beside every "
-    "value of them.",
+    "value of them. Runs of another size, width or length, or on other data, differ from it by that too.",
 )
 MARK = "†"
 CHOICE = (
