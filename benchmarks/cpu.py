@@ -9,7 +9,6 @@ from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measure import Candidates, Effort, Figures, Outcome, Spread, attempt, gradient, learnt
@@ -101,16 +100,24 @@ def spread(seconds: list[float]) -> Spread:
 
 
 def _extra_bytes(loss: LossFunction, logits: Tensor, target: Tensor) -> int:
-    """The peak of torch's own allocations, as its profiler logs them, less the gradient. The process's resident size
-    would also tell, but in pages and with whatever else the process keeps."""
-    gradient(loss, logits, target)  # the first call may compile
+    """The peak of torch's own allocations on one thread, as its profiler logs them, less the gradient. The process's
+    resident size would also tell, but in pages and with whatever else the process keeps. Other threads are not seen
+    (torch 2.13 logs no memory at all when it is asked for them): each adds what it works in."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on every start that it starts
-    threads = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=threads) as profiler:
-        result = gradient(loss, logits, target)
-    log = profiler.profiler.kineto_results.events()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        gradient(loss, logits, target)  # the first call may compile
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            result = gradient(loss, logits, target)
+    finally:
+        torch.set_num_threads(threads)
+    log = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
-    for event in sorted((event for event in log if event.name() == "[memory]"), key=lambda event: event.start_ns()):
+    for event in sorted(log, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
-    return peak - sum(each.nbytes for each in result)
+    made = sum(each.nbytes for each in result)
+    if peak < made:
+        raise RuntimeError(f"torch's profiler logged {peak} bytes, less than the gradient's {made}")
+    return peak - made

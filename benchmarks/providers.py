@@ -84,13 +84,14 @@ def _kornia() -> LossFunction:
 
 
 PROVIDERS = (
+    Provider("polydice", lambda: PolyDice1Loss(EPSILON), ("cpu",)),
     Provider("polydice eager", lambda: PolyDice1Loss(EPSILON, impl="eager")),
     Provider("polydice fused", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",)),
     Provider("polydice compiled", _compiled, series=False),
     Provider("polydice graph", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), graph=True),
     Provider("polydice fused, uint8", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), False, label_bytes=1),
     Provider("polydice graph, uint8", lambda: PolyDice1Loss(EPSILON, impl="fused"), ("cuda",), False, True, 1),
-    Provider("polydice + ce", lambda: _two_terms("eager"), ("cpu",), series=False),
+    Provider("polydice + ce", lambda: _two_terms("auto"), ("cpu",), series=False),
     Provider("polydice + ce", lambda: _two_terms("fused"), ("cuda",), series=False),
     Provider("polydice + ce graph, uint8", lambda: _two_terms("fused"), ("cuda",), False, True, 1),
     Provider("monai", _monai),

@@ -179,3 +179,12 @@ def test_the_check_refuses_what_it_would_ignore(arguments: list[str], capsys: py
     with pytest.raises(SystemExit):
         main(["loss", "--check", *arguments])
     assert "--check" in capsys.readouterr().err
+
+
+def test_the_memory_of_a_loss_is_seen() -> None:
+    """Cross-entropy keeps the logarithms of all probabilities, and makes the gradient of them beside its own."""
+    from benchmarks.cpu import _extra_bytes
+
+    logits, labels = torch.randn(2, 9, 100, 100, requires_grad=True), torch.randint(9, (2, 100, 100))
+    assert _extra_bytes(torch.nn.functional.cross_entropy, logits, labels) >= logits.nbytes
+    assert 0 < _extra_bytes(PolyDice1Loss(0.2), logits, labels) < 0.05 * logits.nbytes

@@ -170,6 +170,8 @@ def _block(x: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | N
     given = x
     if annotated is not None:
         given = x.to(y.dtype, copy=True)
+        if options.activation == "softmax":
+            given -= given.amax(1, keepdim=True)  # a softmax does not see it; the logarithm of a sum keeps its digits
         x = merged(given, annotated, options.activation)
     _activate(x if x.dtype == y.dtype and x.is_contiguous() else y.copy_(x), options.activation, out=p)
     if target.ndim == 2:
