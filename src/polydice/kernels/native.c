@@ -11,7 +11,7 @@ typedef struct {
     int64_t piece;                 /* pixels of a piece; the last of an image may have fewer */
     int64_t pieces;                /* of an image */
     int64_t ignore;
-    int32_t has_ignore, label_type, sigmoid, entropy, exact;
+    int32_t has_ignore, label_type, sigmoid, entropy, regions, exact;
 } Pass;
 
 /* Sums over pixels: of y(1 - p) and (1 - y)p, from which those of yp and p follow without loss where a prediction is
@@ -32,7 +32,7 @@ static inline Span span_of(const Pass *pass, int64_t piece) {
 
 /* Pixels of a line, so that its logits stay in the nearest cache: but loops of few pixels are mostly overhead. */
 static inline int64_t line_of(int64_t classes) {
-    const int64_t fitting = 6144 / classes / 64 * 64;
+    const int64_t fitting = 3072 / classes / 64 * 64;
     return fitting < 64 ? 64 : fitting > 512 ? 512 : fitting;
 }
 
@@ -197,18 +197,22 @@ static double count_of(const Pass *pass, const Term *term, double weight, const 
     return pass->sigmoid ? (c < !term->background ? 0 : sums[PIXELS]) : weight * sums[TARGET];
 }
 
-/* parts [batch * pieces, C, SUMS] -> the loss and its slopes [batch, C, SLOPES]; `sums` [batch, C, SUMS] is room. */
+/* parts [batch * pieces, C, SUMS], which it adds up in place -> the loss and its slopes [batch, C, SLOPES]. */
 void polydice_formula(
-    const Pass *pass, const Formula *formula, const double *parts, const double *weights, const double *added,
-    double *sums, double *slopes, float *loss
+    const Pass *pass, const Formula *formula, double *parts, const double *weights, const double *added, double *slopes,
+    float *loss
 ) {
     const int64_t classes = pass->classes, rows = formula->over_batch ? 1 : pass->batch;
+    const double *sums = parts;
     double total = 0;
-    memset(sums, 0, rows * classes * SUMS * sizeof(double));
     memset(slopes, 0, pass->batch * classes * SLOPES * sizeof(double));
-    for (int64_t piece = 0; piece < pass->batch * pass->pieces; piece++)
-        for (int64_t n = 0; n < classes * SUMS; n++)
-            sums[(formula->over_batch ? 0 : piece / pass->pieces) * classes * SUMS + n] += parts[piece * classes * SUMS + n];
+    for (int64_t piece = 0; piece < pass->batch * pass->pieces; piece++) {
+        const int64_t row = formula->over_batch ? 0 : piece / pass->pieces, whole = pass->batch * pass->pieces / rows;
+        for (int64_t n = 0; n < classes * SUMS; n++) {
+            const double part = parts[piece * classes * SUMS + n];
+            parts[row * classes * SUMS + n] = piece % whole ? parts[row * classes * SUMS + n] + part : part;
+        }
+    }
     for (int32_t place = 0; place < formula->terms; place++) {
         const Term *term = formula->term + place;
         const double *own_weights = weights ? weights + place * classes : 0;
@@ -242,6 +246,20 @@ void polydice_formula(
     *loss = (float)total;
 }
 
+/* Forward and the formula, for one thread. */
+int polydice_loss(
+    const Pass *pass, const Formula *formula, const float *logits, const void *labels, const double *weights,
+    const double *added, double *slopes, float *loss
+) {
+    const int64_t pieces = pass->batch * pass->pieces;
+    double *parts = malloc(pieces * pass->classes * SUMS * sizeof(double));
+    if (!parts) return -1;
+    const int status = polydice_forward(pass, logits, labels, 0, pieces, parts);
+    if (!status) polydice_formula(pass, formula, parts, weights, added, slopes, loss);
+    free(parts);
+    return status;
+}
+
 /* Tries all of it on two pixels of two classes whose sums are known: what was compiled may not run on this processor, or
    not be what was meant. Returns 0 if it is. */
 int polydice_try(void) {
@@ -252,11 +270,11 @@ int polydice_try(void) {
     int wrong = 0;
     for (int way = 0; way < 4; way++) {
         const Pass pass = {1, 2, 2, 2, 1, .sigmoid = way & 1, .exact = way >> 1, .entropy = 1};
-        double parts[2 * SUMS], sums[2 * SUMS], slopes[2 * SLOPES];
+        double parts[2 * SUMS], slopes[2 * SLOPES];
         float loss, gradient[4];
         wrong |= polydice_forward(&pass, logits, labels, 0, 1, parts);
         wrong |= fabs(parts[ENTROPY] - (pass.sigmoid ? 2 : 1) * 0.6931471805599453) > 1e-6;
-        polydice_formula(&pass, &formula, parts, 0, 0, sums, slopes, &loss);
+        polydice_formula(&pass, &formula, parts, 0, 0, slopes, &loss);
         wrong |= fabs(loss - 1. / 3) > 1e-6; /* of each class e = 1/2, a = 1 and b = 1/2 */
         wrong |= polydice_backward(&pass, logits, labels, slopes, &grad, 0, 1, gradient);
         wrong |= fabs(gradient[0] - gradient[3]) > 1e-6 || !(gradient[0] < 0 && gradient[1] > 0);

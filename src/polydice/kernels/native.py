@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polydice.kernels import eager
+from polydice.kernels.direct import DirectFunction
 from polydice.kernels.fields import ON_REQUEST, Formula, Options
 from polydice.kernels.threads import on_threads
 
@@ -34,14 +35,14 @@ SUMS, SLOPES = 7, 5  # of a class
 # Up to so many logits the pixels are computed in float64: there rounding does not average out.
 EXACT = 1 << 13
 PIECE = 1 << 17  # logits that a thread takes at a time
-FOR_A_THREAD = 1 << 19  # logits for which a thread is worth starting
+FOR_A_THREAD = 1 << 20  # logits for which a thread is worth starting
 SECONDS = 120  # to compile in, or to try
 
 
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "classes", "count", "piece", "pieces", "ignore")),
-        *((name, ctypes.c_int32) for name in ("has_ignore", "label_type", "sigmoid", "entropy", "exact")),
+        *((name, ctypes.c_int32) for name in ("has_ignore", "label_type", "sigmoid", "entropy", "regions", "exact")),
     )
 
 
@@ -66,10 +67,11 @@ class NativeLaunches(NamedTuple):
 
     over: _Pass
     formula: _Formula
-    parts: int  # numbers: the sums of all pieces,
-    sums: int  # of all images,
-    slopes: int  # and what backward keeps
-    spans: tuple[tuple[int, int], ...]  # pieces for each thread to take
+    at: tuple[int, int]  # their addresses
+    pieces: int
+    slopes: int  # numbers that backward keeps
+    parts: int  # numbers that threads add up to
+    spans: tuple[tuple[int, int], ...]  # pieces that a thread takes together
     threads: int  # at most
     options: Options
 
@@ -77,47 +79,48 @@ class NativeLaunches(NamedTuple):
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        loss: Tensor = NativeLoss.apply(logits, (target, weights, added), self)  # type: ignore[no-untyped-call]
+        loss: Tensor = NativeLoss.apply(logits, (target, weights, added), self)
         return loss
 
-    def visit(self, function: Any, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
-        """Calls one of the passes for all pieces."""
+    def forward(self, *pointers: int) -> int:
+        """Of logits, labels, weights, what is added, slopes and loss."""
+        if self.threads == 1:
+            return int(_library().polydice_loss(*self.at, *pointers))
+        parts = torch.empty(self.parts, dtype=torch.float64)
+        status = self._shared(_library().polydice_forward, (self.at[0], *pointers[:2]), parts.data_ptr())
+        _library().polydice_formula(*self.at, parts.data_ptr(), *pointers[2:])
+        return status
 
-        def each(spans: Iterator[tuple[int, int]]) -> None:
-            for span in spans:
-                status = function(*before, *span, *after)
-                if status:
-                    raise MemoryError if status < 0 else _BadLabelError
+    def backward(self, *pointers: int) -> int:
+        """Of logits, labels, slopes, the loss's gradient and that of the logits."""
+        *given, gradient = pointers
+        if self.threads == 1:
+            return int(_library().polydice_backward(self.at[0], *given, 0, self.pieces, gradient))
+        return self._shared(_library().polydice_backward, (self.at[0], *given), gradient)
 
-        if self.threads > 1:
-            on_threads(each, self.spans, self.threads)
-        else:
-            each(iter(self.spans))
+    def _shared(self, function: Any, given: tuple[int, ...], result: int) -> int:
+        found = [0]
+
+        def some(spans: Iterator[tuple[int, int]]) -> None:
+            found.extend(function(*given, *span, result) for span in spans)
+
+        on_threads(some, self.spans, self.threads)
+        return next(filter(None, found), 0)
 
 
-class _BadLabelError(Exception):
-    """Which one it is, the plain pass says."""
-
-
-class NativeLoss(torch.autograd.Function):
+class NativeLoss(DirectFunction):
     """A weighted sum of losses. All that has no gradient comes as one argument: each takes torch a while."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
         target, weights, added = others
-        code, over = _library(), ctypes.addressof(launches.over)
-        space = torch.empty(launches.parts + launches.sums, dtype=torch.float64)
         loss, slopes = torch.empty(()), torch.empty(launches.slopes, dtype=torch.float64)
-        parts = space.data_ptr()
-        try:
-            launches.visit(code.polydice_forward, (over, logits.data_ptr(), target.data_ptr()), (parts,))
-        except _BadLabelError:
-            eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options)
-            raise
         numbers = 0 if weights is None else weights.data_ptr(), 0 if added is None else added.data_ptr()
-        formula = ctypes.addressof(launches.formula)
-        sums = parts + space.itemsize * launches.parts
-        code.polydice_formula(over, formula, parts, *numbers, sums, slopes.data_ptr(), loss.data_ptr())
+        status = launches.forward(logits.data_ptr(), target.data_ptr(), *numbers, slopes.data_ptr(), loss.data_ptr())
+        if status:
+            if status > 0:  # a bad label: the plain pass says which
+                eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options)
+            raise MemoryError
         ctx.launches = launches
         ctx.save_for_backward(logits, target, slopes)
         return loss
@@ -126,10 +129,10 @@ class NativeLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        tensors = [tensor.contiguous() for tensor in ctx.saved_tensors]  # hooks may have copied them
-        launches, gradient = ctx.launches, torch.empty_like(tensors[0])
-        given = ctypes.addressof(launches.over), *map(Tensor.data_ptr, (*tensors, grad))
-        launches.visit(_library().polydice_backward, given, (gradient.data_ptr(),))
+        logits, target, slopes = [tensor.contiguous() for tensor in ctx.saved_tensors]  # hooks may have copied them
+        gradient = torch.empty_like(logits)
+        if ctx.launches.backward(*[each.data_ptr() for each in (logits, target, slopes, grad, gradient)]):
+            raise MemoryError
         return gradient, None, None
 
 
@@ -155,14 +158,15 @@ def native_launches(
     over = _Pass(
         batch, classes, count, piece, pieces, options.ignore_index or 0, options.ignore_index is not None,
         LABELS.index(target.dtype), options.activation == "sigmoid", "cross_entropy" in options.want,
-        logits.numel() <= EXACT,
+        "intersection" in options.want, logits.numel() <= EXACT,
     )  # fmt: skip
     threads, whole = max(1, logits.numel() // FOR_A_THREAD), batch * pieces
-    # A thread takes about 2^17 logits at a time: several small images, or a part of a large one.
-    some = whole if threads == 1 else max(1, PIECE // (classes * piece))
+    some = max(1, PIECE // (classes * piece))  # small images are taken several at a time
     spans = tuple((first, min(first + some, whole)) for first in range(0, whole, some))
-    sizes = whole * classes * SUMS, batch * classes * SUMS, batch * classes * SLOPES
-    return NativeLaunches(over, _described(formula), *sizes, spans, threads, options)
+    described = _described(formula)
+    at = ctypes.addressof(over), ctypes.addressof(described)
+    sizes = whole, batch * classes * SLOPES, whole * classes * SUMS
+    return NativeLaunches(over, described, at, *sizes, spans, threads, options)
 
 
 def _described(formula: Formula) -> _Formula:
@@ -200,7 +204,8 @@ def _library() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     code.polydice_forward.argtypes = [*[pointer] * 3, number, number, pointer]
     code.polydice_backward.argtypes = [*[pointer] * 5, number, number, pointer]
-    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 8, None
+    code.polydice_loss.argtypes = [pointer] * 8
+    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 7, None
     return code
 
 

@@ -31,34 +31,33 @@ typedef struct { REAL overlap, p, p_sq, error, entropy; } NAME(Slope);
 
 /* Room for the line that is visited. */
 typedef struct {
-    int64_t pixels;     /* of a whole line */
-    const float *x;     /* its logits: of class c from x + c * stride on */
+    int64_t pixels;       /* of a whole line */
+    const float *x;       /* its logits: of class c from x + c * stride on */
     int64_t stride;
-    float *copy;        /* [C, pixels]: of the logits, with 0 where nothing is labelled */
-    REAL *power;        /* [C, pixels]: e^(x - most) */
-    REAL *most;         /* the largest logit */
-    REAL *inverse;      /* 1 / (sum of the powers), 0 where nothing is labelled */
-    REAL *surprise;     /* log (sum of the powers) */
-    REAL *inner, *pull; /* sums over the classes that a gradient needs */
-    REAL *shown;        /* 1, or 0 where nothing is labelled */
-    NAME(Slope) *slope; /* [C] */
-    INT *label;         /* -1 where nothing is labelled */
+    int hidden;           /* whether there are pixels that are not labelled */
+    float *copy;          /* [C, pixels]: of the logits, with 0 in such pixels */
+    REAL *power;          /* [C, pixels]: e^(x - most), in backward then the probabilities */
+    REAL *h;              /* [C, pixels]: the gradient of the probabilities */
+    REAL *most;           /* the largest logit */
+    REAL *inverse;        /* 1 / (sum of the powers), 0 where nothing is labelled */
+    REAL *surprise;       /* log (sum of the powers) */
+    REAL *inner, *pull;   /* sums over the classes that a gradient needs */
+    REAL *shown;          /* 1, or 0 where nothing is labelled */
+    NAME(Slope) *slope;   /* [C] */
+    INT *label;           /* -1 where nothing is labelled */
 } NAME(Line);
 
 static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
-    line->pixels = line_of(classes);
-    const int64_t pixels = line->pixels, reals = classes * (pixels + SLOPES) + 6 * pixels;
+    const int64_t pixels = line_of(classes), reals = classes * (2 * pixels + SLOPES) + 6 * pixels;
     REAL *room = malloc(reals * sizeof(REAL) + classes * pixels * sizeof(float) + pixels * sizeof(INT));
     if (!room) return 0;
-    line->slope = (NAME(Slope) *)room;
-    line->power = room + classes * SLOPES;
-    line->most = line->power + classes * pixels;
-    line->inverse = line->most + pixels;
-    line->surprise = line->inverse + pixels;
-    line->inner = line->surprise + pixels;
-    line->pull = line->inner + pixels;
-    line->shown = line->pull + pixels;
-    line->label = (INT *)(line->shown + pixels);
+    line->pixels = pixels;
+    line->power = room;
+    line->h = line->power + classes * pixels;
+    REAL **each[] = {&line->most, &line->inverse, &line->surprise, &line->inner, &line->pull, &line->shown};
+    for (int n = 0; n < 6; n++) *each[n] = line->h + (classes + n) * pixels;
+    line->slope = (NAME(Slope) *)(line->shown + pixels);
+    line->label = (INT *)(line->slope + classes);
     line->copy = (float *)(line->label + pixels);
     return room;
 }
@@ -66,10 +65,10 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
 #define READ(TYPE)                                                                                                       \
     for (int64_t n = 0; n < count; n++) {                                                                                \
         const int64_t given = ((const TYPE *)labels)[from + n];                                                          \
-        const int hide = pass->has_ignore && given == pass->ignore;                                                      \
+        const int hide = has_ignore && given == ignore;                                                                  \
         bad |= !hide && (given < 0 || given >= limit);                                                                   \
         hidden |= hide;                                                                                                  \
-        line->label[n] = hide ? -1 : (INT)given;                                                                         \
+        label[n] = hide ? -1 : (INT)given;                                                                               \
     }                                                                                                                    \
     break;
 
@@ -79,6 +78,9 @@ static inline int NAME(read)(
     const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count
 ) {
     const int64_t image = from / pass->count, classes = pass->classes, limit = classes > 1 ? classes : 2;
+    const int64_t ignore = pass->ignore;
+    const int has_ignore = pass->has_ignore;
+    INT *restrict label = line->label;
     int bad = 0, hidden = 0;
     switch (pass->label_type) {
         case 0: READ(uint8_t)
@@ -89,11 +91,13 @@ static inline int NAME(read)(
     }
     line->x = logits + image * classes * pass->count + from % pass->count;
     line->stride = pass->count;
-    for (int64_t n = 0; n < count; n++) line->shown[n] = line->label[n] >= 0;
+    line->hidden = hidden;
+    if (hidden || pass->sigmoid)
+        for (int64_t n = 0; n < count; n++) line->shown[n] = label[n] >= 0;
     if (hidden) { /* whatever is there, NaN too, has no part in anything */
         for (int64_t c = 0; c < classes; c++)
             for (int64_t n = 0; n < count; n++)
-                line->copy[c * count + n] = line->label[n] < 0 ? 0 : line->x[c * line->stride + n];
+                line->copy[c * count + n] = label[n] < 0 ? 0 : line->x[c * line->stride + n];
         line->x = line->copy;
         line->stride = count;
     }
@@ -122,7 +126,9 @@ static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t cou
         for (int64_t n = 0; n < count; n++) line->surprise[n] = NAME(logarithm)(total[n]);
     }
     VECTORS
-    for (int64_t n = 0; n < count; n++) total[n] = line->shown[n] / total[n];
+    for (int64_t n = 0; n < count; n++) total[n] = 1 / total[n];
+    if (line->hidden)
+        for (int64_t n = 0; n < count; n++) total[n] *= line->shown[n];
 }
 
 static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
@@ -132,14 +138,20 @@ static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, i
         const float *restrict x = line->x + c * line->stride;
         const REAL *restrict power = line->power + c * count;
         REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0;
-        VECTORS_OF_SUMS(missed, wrong, of_p_sq, of_y, error)
+        VECTORS_OF_SUMS(of_p_sq, of_y, error)
         for (int64_t n = 0; n < count; n++) {
             const REAL p = power[n] * inverse[n], y = label[n] == c, d = y - p;
-            missed += y * d;
-            wrong += y * d - d;
             of_p_sq += p * p;
             of_y += y;
             error += d * d;
+        }
+        if (pass->regions) {
+            VECTORS_OF_SUMS(missed, wrong)
+            for (int64_t n = 0; n < count; n++) {
+                const REAL p = power[n] * inverse[n], y = label[n] == c;
+                missed += y * (1 - p);
+                wrong += p - y * p;
+            }
         }
         if (pass->entropy) {
             VECTORS_OF_SUMS(entropy)
@@ -189,23 +201,29 @@ static inline void NAME(slopes_of_softmax)(
     for (int64_t n = 0; n < count; n++) inner[n] = pull[n] = 0;
     for (INT c = 0; c < pass->classes; c++) {
         const NAME(Slope) slope = line->slope[c];
-        REAL *restrict power = line->power + c * count;
+        REAL *restrict power = line->power + c * count, *restrict h = line->h + c * count;
         VECTORS
         for (int64_t n = 0; n < count; n++) {
             const REAL p = power[n] *= inverse[n], y = label[n] == c;
-            inner[n] += (slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y) * p;
-            pull[n] += slope.entropy * y;
+            h[n] = slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y;
+            inner[n] += h[n] * p;
+        }
+        if (pass->entropy) {
+            VECTORS
+            for (int64_t n = 0; n < count; n++) pull[n] += label[n] == c ? slope.entropy : 0;
         }
     }
     for (INT c = 0; c < pass->classes; c++) {
-        const NAME(Slope) slope = line->slope[c];
-        const REAL *restrict power = line->power + c * count;
+        const REAL entropy = line->slope[c].entropy;
+        const REAL *restrict p = line->power + c * count, *restrict h = line->h + c * count;
         float *restrict to = out + c * pass->count;
-        VECTORS
-        for (int64_t n = 0; n < count; n++) {
-            const REAL p = power[n], y = label[n] == c;
-            const REAL h = slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y;
-            to[n] = (float)(p * (h - inner[n]) + (p * pull[n] - slope.entropy * y));
+        if (pass->entropy) {
+            VECTORS
+            for (int64_t n = 0; n < count; n++)
+                to[n] = (float)(p[n] * (h[n] - inner[n]) + (p[n] * pull[n] - (label[n] == c ? entropy : 0)));
+        } else {
+            VECTORS
+            for (int64_t n = 0; n < count; n++) to[n] = (float)(p[n] * (h[n] - inner[n]));
         }
     }
 }

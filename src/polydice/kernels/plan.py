@@ -218,8 +218,10 @@ def stacked_weights(terms: Terms) -> Tensor | None:
     """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
     weights = [_weight(loss) for _, loss in terms]
     given = [weight for weight in weights if weight is not None]
-    if len(weights) == 1 or not given:
-        return given[0].to(torch.float64).contiguous() if given else None
+    if not given:
+        return None
+    if len(weights) == 1:
+        return given[0].to(torch.float64).contiguous()
     each = [torch.ones_like(given[0]) if weight is None else weight for weight in weights]
     return torch.stack([weight.to(torch.float64) for weight in each])
 
