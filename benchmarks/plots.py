@@ -12,6 +12,7 @@ from benchmarks.report import FLOOR, Row
 # The colours of Okabe and Ito, told apart by the colour-blind; ours are the blues.
 STYLES = {
     "polydice graph": ("#0072B2", "s", "--"),
+    "polydice": ("#0072B2", "o", "-"),  # as called on a CPU
     "polydice fused": ("#0072B2", "o", "-"),
     "polydice compiled": ("#0072B2", "^", ":"),
     "polydice eager": ("#56B4E9", "o", "-"),

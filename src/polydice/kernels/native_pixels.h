@@ -62,15 +62,31 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
     return room;
 }
 
-#define READ(TYPE)                                                                                                       \
-    for (int64_t n = 0; n < count; n++) {                                                                                \
-        const int64_t given = ((const TYPE *)labels)[from + n];                                                          \
-        const int hide = has_ignore && given == ignore;                                                                  \
-        bad |= !hide && (given < 0 || given >= limit);                                                                   \
-        hidden |= hide;                                                                                                  \
-        label[n] = hide ? -1 : (INT)given;                                                                               \
-    }                                                                                                                    \
-    break;
+/* Labels of one type, which are compared as WIDE: int64_t where they may be that large. */
+#define READ(TYPE, WIDE)                                                                                                 \
+    {                                                                                                                    \
+        const TYPE *restrict given = (const TYPE *)labels + from;                                                        \
+        const WIDE most = (WIDE)limit, ignored = (WIDE)pass->ignore;                                                     \
+        if (pass->has_ignore && ignored == pass->ignore) {                                                               \
+            for (int64_t n = 0; n < count; n++) {                                                                        \
+                const WIDE own = given[n];                                                                               \
+                const int hide = own == ignored;                                                                         \
+                bad |= (1 - hide) & ((own < 0) | (own >= most));                                                         \
+                hidden |= hide;                                                                                          \
+                label[n] = hide ? -1 : (INT)own;                                                                         \
+            }                                                                                                            \
+        } else {                                                                                                         \
+            WIDE low = 0, high = 0;                                                                                      \
+            for (int64_t n = 0; n < count; n++) {                                                                        \
+                const WIDE own = given[n];                                                                               \
+                low = own < low ? own : low;                                                                             \
+                high = own > high ? own : high;                                                                          \
+                label[n] = (INT)own;                                                                                     \
+            }                                                                                                            \
+            bad = low < 0 || high >= most;                                                                               \
+        }                                                                                                                \
+        break;                                                                                                           \
+    }
 
 /* Reads `count` pixels that begin at `from` in an image, and at `from_label` among all labels. Returns whether a label is
    none. */
@@ -78,16 +94,14 @@ static inline int NAME(read)(
     const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count
 ) {
     const int64_t image = from / pass->count, classes = pass->classes, limit = classes > 1 ? classes : 2;
-    const int64_t ignore = pass->ignore;
-    const int has_ignore = pass->has_ignore;
     INT *restrict label = line->label;
     int bad = 0, hidden = 0;
     switch (pass->label_type) {
-        case 0: READ(uint8_t)
-        case 1: READ(int8_t)
-        case 2: READ(int16_t)
-        case 3: READ(int32_t)
-        case 4: READ(int64_t)
+        case 0: READ(uint8_t, int32_t)
+        case 1: READ(int8_t, int32_t)
+        case 2: READ(int16_t, int32_t)
+        case 3: READ(int32_t, int32_t)
+        case 4: READ(int64_t, int64_t)
     }
     line->x = logits + image * classes * pass->count + from % pass->count;
     line->stride = pass->count;

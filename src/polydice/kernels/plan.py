@@ -112,8 +112,7 @@ def plan_loss(
 
 def planned(terms: Terms, tensors: Any, make: Callable[[], Plan]) -> Plan:
     """The plan for losses and tensors of this kind, which is made once."""
-    asked = [(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms]
-    key = tensors, *asked
+    key = tensors, *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms]
     plan = _PLANS.get(key)
     if plan is None:
         plan = make()
