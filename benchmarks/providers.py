@@ -106,7 +106,7 @@ PROVIDERS = (
 def annotated(device: str) -> list[Provider]:
     """Ours without and with `annotated`, one beside the other; on a GPU in a graph and as called, with uint8 labels."""
     found = []
-    impl, replays = ("fused", (True, False)) if device == "cuda" else ("eager", (False,))
+    impl, replays = ("fused", (True, False)) if device == "cuda" else ("auto", (False,))
     for loss, make in (("polydice", partial(PolyDice1Loss, EPSILON, impl=impl)), ("dice + ce", partial(_common, impl))):
         for graph in replays:
             name = f"{loss} graph" if graph else loss

@@ -159,6 +159,68 @@ def test_confident_networks(case: Case) -> None:
                         torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=1e-4 * size)
 
 
+# Classes that are not annotated
+
+
+KNOWN = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]) > 0
+
+
+def partly(gap: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Labels of what is annotated in each of four images."""
+    logits, labels = batch((4, 4, 30, 41), gap)
+    for image, known in enumerate(KNOWN.tolist()):
+        allowed = torch.tensor([c for c in range(4) if known[c]] or [0, 1, 2, 3])
+        labels[image] = allowed[torch.randint(len(allowed), labels[image].shape)]
+    return logits, labels
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", [*LOSSES, *PIXELWISE])
+def test_classes_that_are_not_annotated(
+    name: str, activation: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of float64 logits, which take the plain pass. One gap is so wide that the background has no digits left."""
+    monkeypatch.setattr(native, "EXACT", 1 << 20 if exact else 0)
+    make = (LOSSES | PIXELWISE)[name]
+    for gap in (3.0, 40.0):
+        logits, labels = partly(gap)
+        for options in (*OPTIONS, *(AVERAGED if name in LOSSES else ())):
+            loss = make(activation=activation, **options)
+            assert is_native(loss, logits.clone(), labels, None, KNOWN)
+            told = lambda *given: loss(*given[:2], None, KNOWN)  # noqa: B023, E731
+            value, gradient = value_and_gradient(told, logits, labels)
+            expected, slope = value_and_gradient(told, logits.double(), labels)
+            tolerance = 1e-6 if exact else FLOAT32
+            torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(gradient.double(), slope, rtol=0, atol=tolerance * slope.abs().max().item())
+
+
+def test_nothing_of_a_class_that_is_not_annotated_counts() -> None:
+    logits, labels = partly()
+    gradient = value_and_gradient(lambda *given: DiceLoss()(*given[:2], None, KNOWN), logits, labels)[1]
+    assert not gradient[2].any()
+    one = KNOWN.logical_not().view(4, 4, 1, 1) & (KNOWN.any(1).view(4, 1, 1, 1))
+    alone = value_and_gradient(
+        lambda *given: DiceLoss(activation="sigmoid")(*given[:2], None, KNOWN),
+        logits.masked_fill(one, torch.nan),
+        labels,
+    )[1]
+    assert alone.isfinite().all()
+    assert not alone[one.expand_as(alone)].any()
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_labels_of_classes_that_are_not_annotated_are_named(activation: str) -> None:
+    logits, labels = partly()
+    labels[1, 4, 5] = 3
+    with pytest.raises(ValueError, match="an image has the label 3, a class that is not annotated there"):
+        DiceLoss(activation=activation)(logits, labels, None, KNOWN)
+    if activation == "softmax":
+        with pytest.raises(ValueError, match="annotated lacks class 0"):
+            DiceLoss()(*partly(), None, KNOWN & (torch.arange(4) > 0))
+
+
 # Pieces and threads
 
 
@@ -219,7 +281,7 @@ def test_what_is_left_to_the_plain_pass() -> None:
     assert not is_native(DiceLoss(), logits.detach().bfloat16(), labels)
     assert not is_native(DiceLoss(), logits, masks)
     assert not is_native(DiceLoss(), logits, labels, mask)
-    assert not is_native(DiceLoss(), logits, labels, None, torch.ones(3, 4, dtype=torch.bool))
+    assert is_native(DiceLoss(), logits, labels, None, torch.ones(3, 4, dtype=torch.bool))
     assert not is_native(DiceLoss(), logits.detach().contiguous(memory_format=torch.channels_last), labels)
     assert not is_native(DiceLoss(), logits, labels.mT.contiguous().mT)
     assert not is_native(CrossEntropyLoss(label_smoothing=0.1), logits, labels)

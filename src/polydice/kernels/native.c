@@ -1,5 +1,5 @@
 /* A whole loss of labels on a CPU: the sums over the pixels, the formula of `tail.py`, and the gradient of the logits.
-   native.py compiles and calls it. C alone: nothing of torch, Python or the mathematical library. */
+   native.py compiles and calls it. C alone: nothing of torch or Python. */
 
 #include <math.h>
 #include <stdint.h>
@@ -36,6 +36,15 @@ static inline int64_t line_of(int64_t classes) {
     return fitting < 64 ? 64 : fitting > 512 ? 512 : fitting;
 }
 
+/* How many classes are annotated in an image, and which: 0 if all are. */
+static inline int64_t known_of(const uint8_t *annotated, int64_t image, int64_t classes, const uint8_t **known) {
+    int64_t count = 0;
+    if (annotated)
+        for (int64_t c = 0; c < classes; c++) count += annotated[image * classes + c];
+    *known = annotated && count < classes ? annotated + image * classes : 0;
+    return annotated ? count : classes;
+}
+
 static inline double bounded(double slope) {
     return slope < -LARGEST ? -LARGEST : slope > LARGEST ? LARGEST : slope;
 }
@@ -45,6 +54,8 @@ static const double OF_FACTORIAL[] = {
     1. / 39916800, 1. / 479001600, 1. / 6227020800,
 };
 
+#define ROWS 10       /* of a line, beside those of each class */
+#define FAR 0x1p-60f /* where the background's power, of a pixel that is background, has lost too many digits */
 #define PRAGMA(words) _Pragma(#words)
 #define VECTORS PRAGMA(omp simd)
 #define VECTORS_OF_SUMS(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
@@ -92,16 +103,19 @@ static const double OF_FACTORIAL[] = {
 #include "native_pixels.h"
 
 int polydice_forward(
-    const Pass *pass, const float *logits, const void *labels, int64_t first, int64_t last, double *parts
+    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, int64_t first, int64_t last,
+    double *parts
 ) {
-    return (pass->exact ? forward_double : forward_float)(pass, logits, labels, first, last, parts);
+    return (pass->exact ? forward_double : forward_float)(pass, logits, labels, annotated, first, last, parts);
 }
 
 int polydice_backward(
-    const Pass *pass, const float *logits, const void *labels, const double *slopes, const float *grad, int64_t first,
-    int64_t last, float *gradient
+    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, const double *slopes,
+    const float *grad, int64_t first, int64_t last, float *gradient
 ) {
-    return (pass->exact ? backward_double : backward_float)(pass, logits, labels, slopes, *grad, first, last, gradient);
+    return (pass->exact ? backward_double : backward_float)(
+        pass, logits, labels, annotated, slopes, *grad, first, last, gradient
+    );
 }
 
 /* The formula: a weighted sum of losses, as tail.py describes its terms. */
@@ -186,6 +200,16 @@ static Value pixelwise(const Term *term, const double *sums, int sigmoid) {
     };
 }
 
+/* Whether a class counts, of an image or, over the batch, of any. */
+static int is_known(const Pass *pass, const uint8_t *annotated, int64_t rows, int64_t n) {
+    if (!annotated) return 1;
+    for (int64_t place = n; place < pass->batch * pass->classes; place += pass->classes) {
+        if (annotated[place]) return 1;
+        if (rows > 1 || pass->batch == 1) return 0;
+    }
+    return 0;
+}
+
 /* What a class counts in a term, and what it adds to the number that a mean divides by. */
 static double weight_of(const Term *term, const double *weights, const double *sums, int64_t c) {
     if (c < !term->background || (term->skip && sums[TARGET] < TINY)) return 0;
@@ -199,8 +223,8 @@ static double count_of(const Pass *pass, const Term *term, double weight, const 
 
 /* parts [batch * pieces, C, SUMS], which it adds up in place -> the loss and its slopes [batch, C, SLOPES]. */
 void polydice_formula(
-    const Pass *pass, const Formula *formula, double *parts, const double *weights, const double *added, double *slopes,
-    float *loss
+    const Pass *pass, const Formula *formula, double *parts, const uint8_t *annotated, const double *weights,
+    const double *added, double *slopes, float *loss
 ) {
     const int64_t classes = pass->classes, rows = formula->over_batch ? 1 : pass->batch;
     const double *sums = parts;
@@ -219,12 +243,13 @@ void polydice_formula(
         double share = term->factor, count = 0;
         for (int64_t n = 0; n < rows * classes; n++) {
             const double *here = sums + n * SUMS, weight = weight_of(term, own_weights, here, n % classes);
+            if (!is_known(pass, annotated, rows, n)) continue;
             count += count_of(pass, term, weight, here, n % classes);
         }
         if (formula->mean) share *= inverse(count);
         for (int64_t n = 0; n < rows * classes; n++) {
             const double *here = sums + n * SUMS, weight = weight_of(term, own_weights, here, n % classes);
-            if (weight == 0) continue;
+            if (weight == 0 || !is_known(pass, annotated, rows, n)) continue;
             const double a = here[TARGET], b = here[PREDICTION_SQ], e = here[ERROR];
             double more = 0;
             if (term->added >= 0) more = added[formula->each_added ? term->added * classes + n % classes : term->added];
@@ -248,14 +273,14 @@ void polydice_formula(
 
 /* Forward and the formula, for one thread. */
 int polydice_loss(
-    const Pass *pass, const Formula *formula, const float *logits, const void *labels, const double *weights,
-    const double *added, double *slopes, float *loss
+    const Pass *pass, const Formula *formula, const float *logits, const void *labels, const uint8_t *annotated,
+    const double *weights, const double *added, double *slopes, float *loss
 ) {
     const int64_t pieces = pass->batch * pass->pieces;
     double *parts = malloc(pieces * pass->classes * SUMS * sizeof(double));
     if (!parts) return -1;
-    const int status = polydice_forward(pass, logits, labels, 0, pieces, parts);
-    if (!status) polydice_formula(pass, formula, parts, weights, added, slopes, loss);
+    const int status = polydice_forward(pass, logits, labels, annotated, 0, pieces, parts);
+    if (!status) polydice_formula(pass, formula, parts, annotated, weights, added, slopes, loss);
     free(parts);
     return status;
 }
@@ -272,11 +297,11 @@ int polydice_try(void) {
         const Pass pass = {1, 2, 2, 2, 1, .sigmoid = way & 1, .exact = way >> 1, .entropy = 1};
         double parts[2 * SUMS], slopes[2 * SLOPES];
         float loss, gradient[4];
-        wrong |= polydice_forward(&pass, logits, labels, 0, 1, parts);
+        wrong |= polydice_forward(&pass, logits, labels, 0, 0, 1, parts);
         wrong |= fabs(parts[ENTROPY] - (pass.sigmoid ? 2 : 1) * 0.6931471805599453) > 1e-6;
-        polydice_formula(&pass, &formula, parts, 0, 0, slopes, &loss);
+        polydice_formula(&pass, &formula, parts, 0, 0, 0, slopes, &loss);
         wrong |= fabs(loss - 1. / 3) > 1e-6; /* of each class e = 1/2, a = 1 and b = 1/2 */
-        wrong |= polydice_backward(&pass, logits, labels, slopes, &grad, 0, 1, gradient);
+        wrong |= polydice_backward(&pass, logits, labels, 0, slopes, &grad, 0, 1, gradient);
         wrong |= fabs(gradient[0] - gradient[3]) > 1e-6 || !(gradient[0] < 0 && gradient[1] > 0);
     }
     return wrong;

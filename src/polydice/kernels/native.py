@@ -79,20 +79,21 @@ class NativeLaunches(NamedTuple):
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        loss: Tensor = NativeLoss.apply(logits, (target, weights, added), self)
+        annotated = annotated if annotated is None else annotated.contiguous()
+        loss: Tensor = NativeLoss.apply(logits, (target, annotated, weights, added), self)
         return loss
 
     def forward(self, *pointers: int) -> int:
-        """Of logits, labels, weights, what is added, slopes and loss."""
+        """Of logits, labels, what is annotated, weights, what is added, slopes and loss."""
         if self.threads == 1:
             return int(_library().polydice_loss(*self.at, *pointers))
         parts = torch.empty(self.parts, dtype=torch.float64)
-        status = self._shared(_library().polydice_forward, (self.at[0], *pointers[:2]), parts.data_ptr())
+        status = self._shared(_library().polydice_forward, (self.at[0], *pointers[:3]), parts.data_ptr())
         _library().polydice_formula(*self.at, parts.data_ptr(), *pointers[2:])
         return status
 
     def backward(self, *pointers: int) -> int:
-        """Of logits, labels, slopes, the loss's gradient and that of the logits."""
+        """Of logits, labels, what is annotated, slopes, the loss's gradient and that of the logits."""
         *given, gradient = pointers
         if self.threads == 1:
             return int(_library().polydice_backward(self.at[0], *given, 0, self.pieces, gradient))
@@ -113,31 +114,34 @@ class NativeLoss(DirectFunction):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
-        target, weights, added = others
+        target, annotated, weights, added = others
         loss, slopes = torch.empty(()), torch.empty(launches.slopes, dtype=torch.float64)
-        numbers = 0 if weights is None else weights.data_ptr(), 0 if added is None else added.data_ptr()
-        status = launches.forward(logits.data_ptr(), target.data_ptr(), *numbers, slopes.data_ptr(), loss.data_ptr())
-        if status:
-            if status > 0:  # a bad label: the plain pass says which
-                eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options)
+        if launches.forward(*_pointers(logits, target, annotated, weights, added, slopes, loss)):
+            # A bad label, if it is not memory: the plain pass says which.
+            eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options, annotated)
             raise MemoryError
         ctx.launches = launches
-        ctx.save_for_backward(logits, target, slopes)
+        ctx.save_for_backward(logits, target, annotated, slopes)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        logits, target, slopes = [tensor.contiguous() for tensor in ctx.saved_tensors]  # hooks may have copied them
-        gradient = torch.empty_like(logits)
-        if ctx.launches.backward(*[each.data_ptr() for each in (logits, target, slopes, grad, gradient)]):
+        # Hooks may have copied them.
+        logits, *others = [tensor if tensor is None else tensor.contiguous() for tensor in ctx.saved_tensors]
+        gradient = torch.empty_like(logits)  # type: ignore[arg-type]
+        if ctx.launches.backward(*_pointers(logits, *others, grad, gradient)):
             raise MemoryError
         return gradient, None, None
 
 
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
 def native_launches(
-    formula: Formula, options: Options, logits: Tensor, target: Tensor, mask: Tensor | None, annotated: Tensor | None
+    formula: Formula, options: Options, logits: Tensor, target: Tensor, mask: Tensor | None
 ) -> NativeLaunches | None:
     """None where the plain pass must do it: on what is rare, or where nothing could be compiled."""
     usual = logits.device.type == "cpu" and logits.dtype == torch.float32 and target.dtype in LABELS
@@ -146,7 +150,6 @@ def native_launches(
         or target.numel() * logits.shape[1] != logits.numel()
         or not (logits.is_contiguous() and target.is_contiguous())
         or mask is not None
-        or annotated is not None
         or not set(ON_REQUEST).isdisjoint(options.want)
         or obstacle()
     ):
@@ -202,10 +205,10 @@ def _library() -> Any:
         raise OSError(f"nothing is compiled on {sys.platform}")
     code = ctypes.CDLL(str(_compiled()))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    code.polydice_forward.argtypes = [*[pointer] * 3, number, number, pointer]
-    code.polydice_backward.argtypes = [*[pointer] * 5, number, number, pointer]
-    code.polydice_loss.argtypes = [pointer] * 8
-    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 7, None
+    code.polydice_forward.argtypes = [*[pointer] * 4, number, number, pointer]
+    code.polydice_backward.argtypes = [*[pointer] * 6, number, number, pointer]
+    code.polydice_loss.argtypes = [pointer] * 9
+    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 8, None
     return code
 
 

@@ -15,15 +15,20 @@ static inline REAL NAME(exponential)(REAL x) {
     return x < LEAST ? 0 : sum * scale.real;
 }
 
-/* log x of x >= 1: x = 2^k m, 1/2 <= m^2 < 2, and log m = 2 (s + s^3/3 + s^5/5 + ...) of s = (m - 1) / (m + 1). */
+/* log x of a normal x > 0: x = 2^k m, 1/2 <= m^2 < 2, and log m = 2 (s + s^3/3 + s^5/5 + ...) of s = (m - 1) / (m + 1). */
 static inline REAL NAME(logarithm)(REAL x) {
     union { REAL real; BITS bits; } m = {x};
-    const BITS k = (m.bits - HALF_ROOT) >> MANTISSA;
-    m.bits -= k << MANTISSA;
+    const INT k = (INT)(m.bits - HALF_ROOT) >> MANTISSA;
+    m.bits -= (BITS)k << MANTISSA;
     const REAL s = (m.real - 1) / (m.real + 1), square = s * s;
     REAL sum = 0;
     for (int n = ODD_TERMS; n > 0; n--) sum = sum * square + (REAL)1 / (2 * n - 1);
-    return x < INFINITY ? (REAL)(INT)k * (REAL)0.693147180559945309417 + 2 * s * sum : x;
+    return x < INFINITY ? (REAL)k * (REAL)0.693147180559945309417 + 2 * s * sum : x;
+}
+
+/* e^(x - most), also where both are -infinity. */
+static inline REAL NAME(of_group)(REAL x, REAL most) {
+    return NAME(exponential)(x == most ? 0 : x - most);
 }
 
 /* That of the loss in the sums of a class, as a gradient takes it: twice that of a square. */
@@ -40,22 +45,30 @@ typedef struct {
     REAL *h;              /* [C, pixels]: the gradient of the probabilities */
     REAL *most;           /* the largest logit */
     REAL *inverse;        /* 1 / (sum of the powers), 0 where nothing is labelled */
-    REAL *surprise;       /* log (sum of the powers) */
+    REAL *surprise;       /* log (sum of the powers); where the truth is a merged background, -log of its probability */
     REAL *inner, *pull;   /* sums over the classes that a gradient needs */
+    REAL *merged;         /* the background's power, with that of the classes that are not annotated */
+    REAL *share;          /* of one of them in it */
+    int far;              /* whether it is FAR somewhere where it is the truth: then also */
+    REAL *of_group, *most_of_group; /* the same power, of the group's own largest logit, and that */
     REAL *shown;          /* 1, or 0 where nothing is labelled */
     NAME(Slope) *slope;   /* [C] */
     INT *label;           /* -1 where nothing is labelled */
+    const uint8_t *known; /* [C]: the classes that are annotated in this image; 0: all of them */
 } NAME(Line);
 
 static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
-    const int64_t pixels = line_of(classes), reals = classes * (2 * pixels + SLOPES) + 6 * pixels;
+    const int64_t pixels = line_of(classes), reals = classes * (2 * pixels + SLOPES) + ROWS * pixels;
     REAL *room = malloc(reals * sizeof(REAL) + classes * pixels * sizeof(float) + pixels * sizeof(INT));
     if (!room) return 0;
     line->pixels = pixels;
     line->power = room;
     line->h = line->power + classes * pixels;
-    REAL **each[] = {&line->most, &line->inverse, &line->surprise, &line->inner, &line->pull, &line->shown};
-    for (int n = 0; n < 6; n++) *each[n] = line->h + (classes + n) * pixels;
+    REAL **each[ROWS] = {
+        &line->most,   &line->inverse, &line->surprise, &line->inner,         &line->pull,
+        &line->merged, &line->share,   &line->of_group, &line->most_of_group, &line->shown,
+    };
+    for (int n = 0; n < ROWS; n++) *each[n] = line->h + (classes + n) * pixels;
     line->slope = (NAME(Slope) *)(line->shown + pixels);
     line->label = (INT *)(line->slope + classes);
     line->copy = (float *)(line->label + pixels);
@@ -88,8 +101,8 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
         break;                                                                                                           \
     }
 
-/* Reads `count` pixels that begin at `from` in an image, and at `from_label` among all labels. Returns whether a label is
-   none. */
+/* Reads `count` pixels from `from` on, counted over all images. Returns whether a label is none, or of a class that is not
+   annotated. */
 static inline int NAME(read)(
     const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count
 ) {
@@ -103,6 +116,12 @@ static inline int NAME(read)(
         case 3: READ(int32_t, int32_t)
         case 4: READ(int64_t, int64_t)
     }
+    if (line->known)
+        for (INT c = 0; c < classes; c++) {
+            const INT own = classes == 1 ? 1 : c;
+            if (!line->known[c])
+                for (int64_t n = 0; n < count; n++) bad |= label[n] == own;
+        }
     line->x = logits + image * classes * pass->count + from % pass->count;
     line->stride = pass->count;
     line->hidden = hidden;
@@ -116,6 +135,51 @@ static inline int NAME(read)(
         line->stride = count;
     }
     return bad;
+}
+
+/* Merges the classes that are not annotated into the background. */
+static inline void NAME(merge)(const Pass *pass, NAME(Line) *line, int64_t count) {
+    REAL *restrict merged = line->merged;
+    const INT *restrict label = line->label;
+    int far = 0;
+    for (int64_t n = 0; n < count; n++) merged[n] = line->power[n];
+    for (int64_t c = 1; c < pass->classes; c++)
+        if (!line->known[c]) {
+            const REAL *restrict power = line->power + c * count;
+            for (int64_t n = 0; n < count; n++) merged[n] += power[n];
+        }
+    if (pass->entropy)
+        for (int64_t n = 0; n < count; n++) far |= label[n] == 0 && merged[n] < FAR;
+    line->far = far;
+    if (!far) return;
+    REAL *most = line->most_of_group, *total = line->of_group;
+    for (int64_t n = 0; n < count; n++) most[n] = line->x[n], total[n] = 0;
+    for (int64_t c = 1; c < pass->classes; c++)
+        for (int64_t n = 0; n < count && !line->known[c]; n++) {
+            const REAL x = line->x[c * line->stride + n];
+            most[n] = x > most[n] ? x : most[n];
+        }
+    for (int64_t c = 0; c < pass->classes; c++)
+        for (int64_t n = 0; n < count && (c == 0 || !line->known[c]); n++)
+            total[n] += NAME(of_group)(line->x[c * line->stride + n], most[n]);
+}
+
+static inline void NAME(surprise)(NAME(Line) *line, int64_t count) {
+    const REAL *restrict total = line->inverse, *restrict merged = line->merged;
+    const INT *restrict label = line->label;
+    REAL *restrict surprise = line->surprise;
+    if (line->known) {
+        VECTORS
+        for (int64_t n = 0; n < count; n++)
+            surprise[n] = NAME(logarithm)(label[n] == 0 ? total[n] / merged[n] : total[n]);
+    } else {
+        VECTORS
+        for (int64_t n = 0; n < count; n++) surprise[n] = NAME(logarithm)(total[n]);
+    }
+    for (int64_t n = 0; n < count && line->known && line->far; n++)
+        if (label[n] == 0)
+            surprise[n] = (line->most[n] - line->most_of_group[n]) + NAME(logarithm)(total[n]) -
+                          NAME(logarithm)(line->of_group[n]);
 }
 
 static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t count) {
@@ -135,10 +199,8 @@ static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t cou
             total[n] += power[n];
         }
     }
-    if (pass->entropy) {
-        VECTORS
-        for (int64_t n = 0; n < count; n++) line->surprise[n] = NAME(logarithm)(total[n]);
-    }
+    if (line->known) NAME(merge)(pass, line, count);
+    if (pass->entropy) NAME(surprise)(line, count);
     VECTORS
     for (int64_t n = 0; n < count; n++) total[n] = 1 / total[n];
     if (line->hidden)
@@ -149,8 +211,10 @@ static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, i
     const REAL *restrict most = line->most, *restrict inverse = line->inverse, *restrict surprise = line->surprise;
     const INT *restrict label = line->label;
     for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
+        if (line->known && !line->known[c]) continue;
+        const int of_all = line->known && c == 0;
         const float *restrict x = line->x + c * line->stride;
-        const REAL *restrict power = line->power + c * count;
+        const REAL *restrict power = of_all ? line->merged : line->power + c * count;
         REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0;
         VECTORS_OF_SUMS(of_p_sq, of_y, error)
         for (int64_t n = 0; n < count; n++) {
@@ -167,7 +231,10 @@ static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, i
                 wrong += p - y * p;
             }
         }
-        if (pass->entropy) {
+        if (pass->entropy && of_all) {
+            VECTORS_OF_SUMS(entropy)
+            for (int64_t n = 0; n < count; n++) entropy += label[n] == 0 ? surprise[n] : 0;
+        } else if (pass->entropy) {
             VECTORS_OF_SUMS(entropy)
             for (int64_t n = 0; n < count; n++) entropy += label[n] == c ? (most[n] - x[n]) + surprise[n] : 0;
         }
@@ -180,6 +247,7 @@ static inline void NAME(add_sigmoid)(const Pass *pass, const NAME(Line) *line, i
     const REAL *restrict shown = line->shown;
     const INT *restrict label = line->label;
     for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
+        if (line->known && !line->known[c]) continue;
         const float *restrict x = line->x + c * line->stride;
         const INT own = pass->classes == 1 ? 1 : c; /* label 1 is the foreground of a single channel */
         REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0, pixels = 0;
@@ -215,7 +283,13 @@ static inline void NAME(slopes_of_softmax)(
     for (int64_t n = 0; n < count; n++) inner[n] = pull[n] = 0;
     for (INT c = 0; c < pass->classes; c++) {
         const NAME(Slope) slope = line->slope[c];
+        const int member = line->known && (c == 0 || !line->known[c]);
         REAL *restrict power = line->power + c * count, *restrict h = line->h + c * count;
+        if (member) {
+            for (int64_t n = 0; n < count; n++) power[n] *= inverse[n];
+            if (c > 0) continue;
+            power = line->merged;
+        }
         VECTORS
         for (int64_t n = 0; n < count; n++) {
             const REAL p = power[n] *= inverse[n], y = label[n] == c;
@@ -228,16 +302,28 @@ static inline void NAME(slopes_of_softmax)(
         }
     }
     for (INT c = 0; c < pass->classes; c++) {
-        const REAL entropy = line->slope[c].entropy;
-        const REAL *restrict p = line->power + c * count, *restrict h = line->h + c * count;
+        const int member = line->known && (c == 0 || !line->known[c]);
+        const REAL entropy = line->slope[member ? 0 : c].entropy;
+        const REAL *restrict p = line->power + c * count, *restrict h = line->h + (member ? 0 : c) * count;
         float *restrict to = out + c * pass->count;
-        if (pass->entropy) {
+        if (!pass->entropy) {
+            VECTORS
+            for (int64_t n = 0; n < count; n++) to[n] = (float)(p[n] * (h[n] - inner[n]));
+        } else if (!member) {
             VECTORS
             for (int64_t n = 0; n < count; n++)
                 to[n] = (float)(p[n] * (h[n] - inner[n]) + (p[n] * pull[n] - (label[n] == c ? entropy : 0)));
         } else {
+            const float *restrict x = line->x + c * line->stride;
+            const REAL *restrict merged = line->merged;
+            REAL *restrict share = line->share;
             VECTORS
-            for (int64_t n = 0; n < count; n++) to[n] = (float)(p[n] * (h[n] - inner[n]));
+            for (int64_t n = 0; n < count; n++) share[n] = p[n] / merged[n];
+            for (int64_t n = 0; n < count && line->far; n++)
+                share[n] = NAME(of_group)(x[n], line->most_of_group[n]) / line->of_group[n];
+            VECTORS
+            for (int64_t n = 0; n < count; n++)
+                to[n] = (float)(p[n] * (h[n] - inner[n]) + (p[n] * pull[n] - (label[n] == 0 ? entropy * share[n] : 0)));
         }
     }
 }
@@ -252,6 +338,10 @@ static inline void NAME(slopes_of_sigmoid)(
         const float *restrict x = line->x + c * line->stride;
         const INT own = pass->classes == 1 ? 1 : c;
         float *restrict to = out + c * pass->count;
+        if (line->known && !line->known[c]) {
+            memset(to, 0, count * sizeof(float));
+            continue;
+        }
         VECTORS
         for (int64_t n = 0; n < count; n++) {
             const REAL z = x[n], power = NAME(exponential)(z < 0 ? z : -z), inverse = 1 / (1 + power);
@@ -264,10 +354,11 @@ static inline void NAME(slopes_of_sigmoid)(
     }
 }
 
-/* Both go over pieces of images, from `first` to `last`. Sums of each: [C, SUMS] of `parts`. Returned is 0; 1 for a label
-   that is none; -1 without memory. */
+/* Both go over pieces of images, from `first` to `last`. Sums of each: [C, SUMS] of `parts`. `annotated`: [B, C], or 0.
+   Returned is 0; 1 for what is wrong with labels, or annotated without the background; -1 without memory. */
 static int NAME(forward)(
-    const Pass *pass, const float *logits, const void *labels, int64_t first, int64_t last, double *parts
+    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, int64_t first, int64_t last,
+    double *parts
 ) {
     NAME(Line) line;
     void *room = NAME(make_line)(&line, pass->classes);
@@ -276,6 +367,9 @@ static int NAME(forward)(
     memset(parts + first * pass->classes * SUMS, 0, (last - first) * pass->classes * SUMS * sizeof(double));
     for (int64_t piece = first; piece < last && !bad; piece++) {
         const Span span = span_of(pass, piece);
+        const int64_t image = span.from / pass->count, known = known_of(annotated, image, pass->classes, &line.known);
+        if (!known) continue;
+        if (!pass->sigmoid && line.known && !line.known[0]) bad = 1;
         for (int64_t from = span.from; from < span.to && !bad; from += line.pixels) {
             const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
             double *sums = parts + piece * pass->classes * SUMS;
@@ -293,8 +387,8 @@ static int NAME(forward)(
 }
 
 static int NAME(backward)(
-    const Pass *pass, const float *logits, const void *labels, const double *slopes, double grad, int64_t first,
-    int64_t last, float *gradient
+    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, const double *slopes,
+    double grad, int64_t first, int64_t last, float *gradient
 ) {
     const int64_t classes = pass->classes;
     NAME(Line) line;
@@ -310,9 +404,14 @@ static int NAME(backward)(
                 own[OVERLAP], own[PREDICTION], 2 * own[PREDICTION_SQ], 2 * own[ERROR], own[ENTROPY],
             };
         }
+        const int64_t known = known_of(annotated, image, classes, &line.known);
         for (int64_t from = span.from; from < span.to; from += line.pixels) {
             const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
             float *out = gradient + image * classes * pass->count + from % pass->count;
+            if (!known) {
+                for (int64_t c = 0; c < classes; c++) memset(out + c * pass->count, 0, count * sizeof(float));
+                continue;
+            }
             NAME(read)(pass, &line, logits, labels, from, count);
             if (pass->sigmoid) {
                 NAME(slopes_of_sigmoid)(pass, &line, count, out);

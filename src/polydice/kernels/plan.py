@@ -292,7 +292,7 @@ def _launches(
         return None
     if not plan.fused:
         by_torch = not plan.labels or any(loss.impl == "eager" for _, loss in terms)
-        return None if by_torch else native_launches(formula, plan.options, logits, target, mask, annotated)
+        return None if by_torch else native_launches(formula, plan.options, logits, target, mask)
     from polydice.kernels.fused import loss_launches, spec
 
     each = spec(logits), spec(target), mask if mask is None else spec(mask)
