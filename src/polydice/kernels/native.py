@@ -69,7 +69,7 @@ class NativeLaunches(NamedTuple):
     formula: _Formula
     at: tuple[int, int]  # their addresses
     pieces: int
-    slopes: int  # numbers that backward keeps
+    slopes: type[ctypes.Array[ctypes.c_double]]  # what backward keeps
     parts: int  # numbers that threads add up to
     spans: tuple[tuple[int, int], ...]  # pieces that a thread takes together
     threads: int  # at most
@@ -115,13 +115,14 @@ class NativeLoss(DirectFunction):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
         target, annotated, weights, added = others
-        loss, slopes = torch.empty(()), torch.empty(launches.slopes, dtype=torch.float64)
-        if launches.forward(*_pointers(logits, target, annotated, weights, added, slopes, loss)):
+        loss, slopes = torch.empty(()), launches.slopes()
+        given = _pointers(logits, target, annotated, weights, added)
+        if launches.forward(*given, ctypes.addressof(slopes), loss.data_ptr()):
             # A bad label, if it is not memory: the plain pass says which.
             eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options, annotated)
             raise MemoryError
-        ctx.launches = launches
-        ctx.save_for_backward(logits, target, annotated, slopes)
+        ctx.launches, ctx.slopes = launches, slopes
+        ctx.save_for_backward(logits, target, annotated)
         return loss
 
     @staticmethod
@@ -131,7 +132,8 @@ class NativeLoss(DirectFunction):
         # Hooks may have copied them.
         logits, *others = [tensor if tensor is None else tensor.contiguous() for tensor in ctx.saved_tensors]
         gradient = torch.empty_like(logits)  # type: ignore[arg-type]
-        if ctx.launches.backward(*_pointers(logits, *others, grad, gradient)):
+        given = _pointers(logits, *others)
+        if ctx.launches.backward(*given, ctypes.addressof(ctx.slopes), grad.data_ptr(), gradient.data_ptr()):
             raise MemoryError
         return gradient, None, None
 
@@ -168,7 +170,7 @@ def native_launches(
     spans = tuple((first, min(first + some, whole)) for first in range(0, whole, some))
     described = _described(formula)
     at = ctypes.addressof(over), ctypes.addressof(described)
-    sizes = whole, batch * classes * SLOPES, whole * classes * SUMS
+    sizes = whole, ctypes.c_double * (batch * classes * SLOPES), whole * classes * SUMS
     return NativeLaunches(over, described, at, *sizes, spans, threads, options)
 
 
