@@ -318,6 +318,22 @@ def test_a_gradient_that_arrives_is_a_factor() -> None:
         assert not PolyDice1Loss(0.2)(logits.requires_grad_(), labels).requires_grad
 
 
+def test_torch_s_defaults_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What C writes to is float32 on the CPU, whatever a new tensor would be."""
+    loss, (logits, labels) = PolyDice1Loss(0.2), batch()
+    expected = value_and_gradient(loss, logits, labels)
+    for threads_for in (1 << 30, 1):
+        monkeypatch.setattr(native, "FOR_A_THREAD", threads_for)
+        plan._PLANS.clear()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.device("meta"):
+                found = value_and_gradient(loss, logits, labels)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert all(map(torch.equal, found, expected))
+
+
 def test_saved_tensors_may_come_back_as_copies() -> None:
     logits, labels = batch()
     expected = value_and_gradient(DiceLoss(), logits, labels)[1]

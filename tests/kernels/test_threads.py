@@ -25,7 +25,7 @@ def three_threads() -> Iterator[None]:
 
 def value_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.clone().requires_grad_()
-    value = (PolyDice1Loss(0.2) + CrossEntropyLoss())(logits, labels)
+    value = (PolyDice1Loss(0.2, impl="eager") + CrossEntropyLoss(impl="eager"))(logits, labels)
     return value.detach(), torch.autograd.grad(value, logits)[0]
 
 
@@ -103,7 +103,7 @@ def test_the_caller_s_modes() -> None:
     """Threads do not inherit them; what they compute is the same, and can be used in them."""
     logits, labels = large()
     expected, _ = value_and_gradient(logits, labels)
-    loss = PolyDice1Loss(0.2) + CrossEntropyLoss()
+    loss = PolyDice1Loss(0.2, impl="eager") + CrossEntropyLoss(impl="eager")
     with torch.inference_mode():
         assert torch.equal(loss(logits.clone(), labels), expected)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_a_bad_label_is_refused_from_whichever_thread_meets_it() -> None:
     logits, labels = large()
     labels[-1, -1, -1] = 9
     with pytest.raises(ValueError, match="label 9 is not in"):
-        PolyDice1Loss(0.2)(logits, labels)
+        PolyDice1Loss(0.2, impl="eager")(logits, labels)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -131,7 +131,7 @@ torch.set_num_threads(2)
 torch.manual_seed(0)
 logits, labels = torch.randn(3, 4, 256, 256, requires_grad=True), torch.randint(4, (3, 256, 256))
 def gradient():
-    return torch.autograd.grad(PolyDice1Loss(0.2)(logits, labels), logits)[0]
+    return torch.autograd.grad(PolyDice1Loss(0.2, impl="eager")(logits, labels), logits)[0]
 before = gradient()
 child = os.fork()
 if child == 0:

@@ -87,7 +87,7 @@ class NativeLaunches(NamedTuple):
         """Of logits, labels, what is annotated, weights, what is added, slopes and loss."""
         if self.threads == 1:
             return int(_library().polydice_loss(*self.at, *pointers))
-        parts = torch.empty(self.parts, dtype=torch.float64)
+        parts = torch.empty(self.parts, dtype=torch.float64, device="cpu")
         status = self._shared(_library().polydice_forward, (self.at[0], *pointers[:3]), parts.data_ptr())
         _library().polydice_formula(*self.at, parts.data_ptr(), *pointers[2:])
         return status
@@ -115,7 +115,7 @@ class NativeLoss(DirectFunction):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
         target, annotated, weights, added = others
-        loss, slopes = torch.empty(()), launches.slopes()
+        loss, slopes = logits.new_empty(()), launches.slopes()
         given = _pointers(logits, target, annotated, weights, added)
         if launches.forward(*given, ctypes.addressof(slopes), loss.data_ptr()):
             # A bad label, if it is not memory: the plain pass says which.
