@@ -272,7 +272,7 @@ def _has_own_form(kind: type[Loss]) -> bool:
     for base in kind.__mro__:
         if "fused_form" in vars(base):
             return True
-        if "per_class" in vars(base) or "evaluate" in vars(base):
+        if not {"per_class", "evaluate", "class_weights", "over_batch", "from_sums"}.isdisjoint(vars(base)):
             return False
     return False
 

@@ -13,7 +13,6 @@ import torch
 import triton
 from torch import Tensor
 
-from polydice.kernels.direct import DirectFunction
 from polydice.kernels.eager import flatten, sum_dtype
 from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Formula, Options
 from polydice.kernels.launch import Launch, current_stream
@@ -72,7 +71,7 @@ class LossLaunches(NamedTuple):
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         others = target, mask, weights, added, annotated if annotated is None else annotated.contiguous()
-        loss: Tensor = FusedLoss.apply(logits, others, self)
+        loss: Tensor = FusedLoss.apply(logits, others, self)  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -116,7 +115,7 @@ def _given(annotated: Tensor | None) -> tuple[Tensor, ...]:
     return () if annotated is None else (annotated.contiguous(),)
 
 
-class FusedLoss(DirectFunction):
+class FusedLoss(torch.autograd.Function):
     """A weighted sum of losses, by launches that were made for tensors of just these shapes and types. All that has no
     gradient comes as one argument: each takes torch a while."""
 

@@ -1,5 +1,5 @@
 /* A whole loss of labels on a CPU: the sums over the pixels, the formula of `tail.py`, and the gradient of the logits.
-   native.py compiles and calls it. C alone: nothing of torch or Python. */
+   native.py compiles and calls it. C alone: nothing of torch, Python or the mathematical library. */
 
 #include <math.h>
 #include <stdint.h>
@@ -40,10 +40,12 @@ static inline int64_t line_of(int64_t classes) {
 static inline int64_t known_of(const uint8_t *annotated, int64_t image, int64_t classes, const uint8_t **known) {
     int64_t count = 0;
     if (annotated)
-        for (int64_t c = 0; c < classes; c++) count += annotated[image * classes + c];
+        for (int64_t c = 0; c < classes; c++) count += annotated[image * classes + c] != 0;
     *known = annotated && count < classes ? annotated + image * classes : 0;
     return annotated ? count : classes;
 }
+
+static inline int64_t whole_of(int64_t pixels) { return (pixels + 63) / 64 * 64; }
 
 static inline double bounded(double slope) {
     return slope < -LARGEST ? -LARGEST : slope > LARGEST ? LARGEST : slope;
@@ -179,17 +181,14 @@ static Value ratio(const Term *term, double a, double b, double e) {
     return (Value){.loss = loss, .of_p_sq = -loss * of_e, .of_error = of_e};
 }
 
-/* Tversky and its kin. */
+/* Tversky. */
 static Value region(const Term *term, const double *sums) {
-    const double alpha = term->numbers[0], beta = term->numbers[1], exponent = term->numbers[3];
-    const double off = alpha * sums[WRONG] + beta * sums[MISSED];
+    const double alpha = term->numbers[0], beta = term->numbers[1], off = alpha * sums[WRONG] + beta * sums[MISSED];
     const double of_whole = inverse(sums[TARGET] - sums[MISSED] + off + term->numbers[2]), loss = off * of_whole;
-    const double of_overlap = (-(alpha + beta) - loss * (1 - alpha - beta)) * of_whole;
-    const double of_p = alpha * (1 - loss) * of_whole;
-    if (exponent == 1) return (Value){.loss = loss, .of_overlap = of_overlap, .of_p = of_p};
-    const double base = loss < TINY ? 1 : loss, power = loss < TINY ? 0 : pow(base, exponent);
-    const double bend = exponent * power / base;
-    return (Value){.loss = power, .of_overlap = bend * of_overlap, .of_p = bend * of_p};
+    return (Value){
+        .loss = loss, .of_overlap = (-(alpha + beta) - loss * (1 - alpha - beta)) * of_whole,
+        .of_p = alpha * (1 - loss) * of_whole,
+    };
 }
 
 static Value pixelwise(const Term *term, const double *sums, int sigmoid) {
@@ -285,24 +284,43 @@ int polydice_loss(
     return status;
 }
 
-/* Tries all of it on two pixels of two classes whose sums are known: what was compiled may not run on this processor, or
-   not be what was meant. Returns 0 if it is. */
+/* Tries all of it on some lines of three classes, in float32 and in float64, with pixels that are ignored and, in the second
+   image, a class that is not annotated: what was compiled may not run on this processor, or not be what was meant. Returns
+   0 if it does and is. */
 int polydice_try(void) {
-    const float logits[] = {0, 0, 0, 0}, grad = 1;
-    const uint8_t labels[] = {0, 1};
-    const Term term = {.kind = RATIO, .background = 1, .added = -1, .factor = 1};
-    const Formula formula = {.terms = 1, .mean = 1, .term = &term};
+    enum { IMAGES = 2, CLASSES = 3, COUNT = 1100, LOGITS = IMAGES * CLASSES * COUNT };
+    const uint8_t annotated[] = {1, 1, 1, 1, 0, 1};
+    const float grad = 1;
+    const Term terms[] = {
+        {.kind = RATIO, .background = 1, .added = -1, .factor = 1},
+        {.kind = REGION, .background = 1, .added = -1, .factor = 1, .numbers = {0.5, 0.5, 0, 1}},
+        {.kind = PIXELWISE, .background = 1, .added = -1, .factor = 1},
+        {.kind = POLYNOMIAL, .background = 1, .added = -1, .factor = 1, .numbers = {1}, .last = 1},
+    };
+    const double half = 0.5;
+    const Formula formula = {.terms = 4, .mean = 1, .term = terms, .coefficients = &half};
+    static float logits[LOGITS], gradient[2][LOGITS];
+    static uint8_t labels[IMAGES * COUNT];
     int wrong = 0;
-    for (int way = 0; way < 4; way++) {
-        const Pass pass = {1, 2, 2, 2, 1, .sigmoid = way & 1, .exact = way >> 1, .entropy = 1};
-        double parts[2 * SUMS], slopes[2 * SLOPES];
-        float loss, gradient[4];
-        wrong |= polydice_forward(&pass, logits, labels, 0, 0, 1, parts);
-        wrong |= fabs(parts[ENTROPY] - (pass.sigmoid ? 2 : 1) * 0.6931471805599453) > 1e-6;
-        polydice_formula(&pass, &formula, parts, 0, 0, 0, slopes, &loss);
-        wrong |= fabs(loss - 1. / 3) > 1e-6; /* of each class e = 1/2, a = 1 and b = 1/2 */
-        wrong |= polydice_backward(&pass, logits, labels, 0, slopes, &grad, 0, 1, gradient);
-        wrong |= fabs(gradient[0] - gradient[3]) > 1e-6 || !(gradient[0] < 0 && gradient[1] > 0);
+    for (int n = 0; n < LOGITS; n++) logits[n] = (float)(n * 7919 % 1009) / 100 - 5;
+    for (int n = 0; n < IMAGES * COUNT; n++) labels[n] = n % 5 == 4 ? 255 : n < COUNT ? n % 3 : n % 2 * 2;
+    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
+        double slopes[IMAGES * CLASSES * SLOPES], sum = 0;
+        float loss[2];
+        for (int exact = 0; exact < 2; exact++) {
+            const Pass pass = {
+                IMAGES, CLASSES, COUNT, COUNT, 1, 255, .has_ignore = 1, .sigmoid = sigmoid, .entropy = 1, .regions = 1,
+                .exact = exact,
+            };
+            wrong |= polydice_loss(&pass, &formula, logits, labels, annotated, 0, 0, slopes, loss + exact);
+            wrong |= polydice_backward(&pass, logits, labels, annotated, slopes, &grad, 0, IMAGES, gradient[exact]);
+        }
+        wrong |= !(fabs(loss[0] - loss[1]) < 1e-5) || !(loss[1] > 1 && loss[1] < 10);
+        for (int n = 0; n < LOGITS; n++) {
+            wrong |= !(fabs(gradient[0][n] - gradient[1][n]) < 1e-7);
+            sum += fabs(gradient[1][n]);
+        }
+        wrong |= !(sum > 0.1 && sum < 10);
     }
     return wrong;
 }

@@ -2,41 +2,29 @@
 
 The plain pass takes a dozen torch operations for each block of pixels, and some 200 more for the formula of a loss.
 `native.c` reads the logits twice, once for the sums and once for the gradient, and forms the loss of a few numbers in a
-microsecond. It is compiled at its first use by the compiler that is there, tried in a process of its own, and kept in
-the user's cache. Where that cannot be, the plain pass does the same work.
+microsecond. `compiling.py` compiles it at its first use; where that cannot be, the plain pass does the same work.
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from polydice.kernels import eager
-from polydice.kernels.direct import DirectFunction
+from polydice.kernels import compiling, eager
 from polydice.kernels.fields import ON_REQUEST, Formula, Options
 from polydice.kernels.threads import on_threads
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "native_pixels.h"))
-COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 LABELS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # native.c numbers them so
 KINDS = ("polynomial", "ratio", "overlap", "entropy")  # and these
 SUMS, SLOPES = 7, 5  # of a class
 # Up to so many logits the pixels are computed in float64: there rounding does not average out.
 EXACT = 1 << 13
-PIECE = 1 << 17  # logits that a thread takes at a time
+PIECE, LINE = 1 << 17, 64  # logits that a thread takes at a time, of whole runs of pixels
 FOR_A_THREAD = 1 << 20  # logits for which a thread is worth starting
-SECONDS = 120  # to compile in, or to try
+WANTED = ("intersection", "prediction", "prediction_sq", "error_sq", "cross_entropy")  # whose slopes it has
 
 
 class _Pass(ctypes.Structure):
@@ -80,7 +68,7 @@ class NativeLaunches(NamedTuple):
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         annotated = annotated if annotated is None else annotated.contiguous()
-        loss: Tensor = NativeLoss.apply(logits, (target, annotated, weights, added), self)
+        loss: Tensor = NativeLoss.apply(logits, (target, annotated, weights, added), self)  # type: ignore[no-untyped-call]
         return loss
 
     def forward(self, *pointers: int) -> int:
@@ -109,19 +97,19 @@ class NativeLaunches(NamedTuple):
         return next(filter(None, found), 0)
 
 
-class NativeLoss(DirectFunction):
+class NativeLoss(torch.autograd.Function):
     """A weighted sum of losses. All that has no gradient comes as one argument: each takes torch a while."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
         target, annotated, weights, added = others
         loss, slopes = logits.new_empty(()), launches.slopes()
-        given = _pointers(logits, target, annotated, weights, added)
-        if launches.forward(*given, ctypes.addressof(slopes), loss.data_ptr()):
+        pixels = _pointers(logits, target, annotated)
+        if launches.forward(*pixels, *_pointers(weights, added), ctypes.addressof(slopes), loss.data_ptr()):
             # A bad label, if it is not memory: the plain pass says which.
             eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options, annotated)
             raise MemoryError
-        ctx.launches, ctx.slopes = launches, slopes
+        ctx.launches, ctx.slopes, ctx.pixels = launches, slopes, pixels
         ctx.save_for_backward(logits, target, annotated)
         return loss
 
@@ -129,17 +117,41 @@ class NativeLoss(DirectFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        # Hooks may have copied them.
-        logits, *others = [tensor if tensor is None else tensor.contiguous() for tensor in ctx.saved_tensors]
-        gradient = torch.empty_like(logits)  # type: ignore[arg-type]
-        given = _pointers(logits, *others)
-        if ctx.launches.backward(*given, ctypes.addressof(ctx.slopes), grad.data_ptr(), gradient.data_ptr()):
+        logits, target, annotated = ctx.saved_tensors
+        if is_watched() or grad.is_neg() or _pointers(logits, target, annotated) != ctx.pixels:
+            return _backward_by_torch(ctx, grad, logits, target, annotated), None, None
+        gradient = torch.empty_like(logits)
+        given = *ctx.pixels, ctypes.addressof(ctx.slopes), grad.data_ptr(), gradient.data_ptr()
+        if ctx.launches.backward(*given):
             raise MemoryError
         return gradient, None, None
 
 
 def _pointers(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _backward_by_torch(ctx: Any, grad: Tensor, logits: Tensor, target: Tensor, annotated: Tensor | None) -> Tensor:
+    """For saved tensors that came back as others, and where somebody looks at operators."""
+    activation, ignore_index, want, gamma = ctx.launches.options
+    each = torch.tensor(list(ctx.slopes), dtype=torch.float64, device=logits.device)
+    slopes = dict(zip(WANTED, each.view(*logits.shape[:2], SLOPES).unbind(2), strict=True))
+    nothing = torch.zeros_like(slopes["intersection"])
+    stacked = torch.stack([slopes.get(name, nothing) for name in want]) * grad
+    flat = eager.flatten(logits, target, None, labels=True)
+    found = torch.ops.polydice.pixel_sums_backward(
+        stacked, *flat, activation, ignore_index, list(want), False, gamma, annotated
+    )
+    return found.view_as(logits)  # type: ignore[no-any-return]
+
+
+def is_watched() -> bool:
+    """Whether somebody records operators or differentiates forwards: what is compiled would not be seen."""
+    return (
+        bool(torch._C._len_torch_dispatch_stack())
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def native_launches(
@@ -153,12 +165,15 @@ def native_launches(
         or not (logits.is_contiguous() and target.is_contiguous())
         or mask is not None
         or not set(ON_REQUEST).isdisjoint(options.want)
-        or obstacle()
+        # The power's slope has no bound near 0: there what a float32 sum has lost would count.
+        or any(term.form.kind == "overlap" and term.form.numbers[3] != 1 for term in formula.terms)
+        or not -(2**63) <= (options.ignore_index or 0) < 2**63
+        or compiling.obstacle()
     ):
         return None
     batch, classes = logits.shape[:2]
     count = target.numel() // batch
-    piece = max(1, min(count, PIECE // classes))
+    piece = min(count, max(LINE, PIECE // classes // LINE * LINE))
     pieces = -(-count // piece)
     over = _Pass(
         batch, classes, count, piece, pieces, options.ignore_index or 0, options.ignore_index is not None,
@@ -191,68 +206,12 @@ def _described(formula: Formula) -> _Formula:
     )
 
 
-@cache
-def obstacle() -> str:
-    """Why nothing compiled can be used; nothing if it can."""
-    try:
-        _library()
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return str(error)
-    return ""
-
-
-@cache
 def _library() -> Any:
-    if os.name != "posix":
-        raise OSError(f"nothing is compiled on {sys.platform}")
-    code = ctypes.CDLL(str(_compiled()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    code.polydice_forward.argtypes = [*[pointer] * 4, number, number, pointer]
-    code.polydice_backward.argtypes = [*[pointer] * 6, number, number, pointer]
-    code.polydice_loss.argtypes = [pointer] * 9
-    code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 8, None
+    code = compiling.library()
+    if code.polydice_loss.argtypes is None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        code.polydice_forward.argtypes = [*[pointer] * 4, number, number, pointer]
+        code.polydice_backward.argtypes = [*[pointer] * 6, number, number, pointer]
+        code.polydice_formula.argtypes, code.polydice_formula.restype = [pointer] * 8, None
+        code.polydice_loss.argtypes = [pointer] * 9
     return code
-
-
-def _compiled() -> Path:
-    """The library: made for this processor from these sources, or kept from before."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise OSError(f"no C compiler is there: {', '.join(COMPILERS)}")
-    processor = _processor()
-    flags = (*FLAGS, "-march=native") if processor else FLAGS
-    made_of = [*flags, sys.platform, processor, *(source.read_text(encoding="utf-8") for source in SOURCES)]
-    folder = Path.home() / ".cache" / "polydice"
-    kept = folder / f"native-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
-    if kept.exists():
-        return kept
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as beside:
-        made = Path(beside) / kept.name
-        _run([compiler, *flags, "-o", str(made), str(SOURCES[0]), "-lm"])
-        _run(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                f"import ctypes\nraise SystemExit(ctypes.CDLL({str(made)!r}).polydice_try())",
-            ]
-        )
-        made.replace(kept)
-    return kept
-
-
-def _run(command: list[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    if ran.returncode:
-        raise RuntimeError(f"{command[0]} ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
-
-
-def _processor() -> str:
-    """What this processor can do, where Linux says it: a library that was made for one may not run on another."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

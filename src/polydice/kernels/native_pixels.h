@@ -2,7 +2,8 @@
    computed; NAME(x) is x of that type.
 
    Some hundred pixels, a line, are read class by class. Every loop goes over the pixels of a line and nothing in it
-   depends on the pixel before, so compilers make vectors of it. Sums over a line are REAL, those over lines double. */
+   depends on the pixel before, so compilers make vectors of it. What is left at the end of an image is filled up to whole
+   vectors, with pixels that do not count: they are rounded as all others. Sums over a line are REAL, over lines double. */
 
 /* e^x of x <= 0, to some units of the last digit, and 0 below LEAST: x = k log 2 + r, |r| <= log 2 / 2. */
 static inline REAL NAME(exponential)(REAL x) {
@@ -41,6 +42,7 @@ typedef struct {
     int64_t stride;
     int hidden;           /* whether there are pixels that are not labelled */
     float *copy;          /* [C, pixels]: of the logits, with 0 in such pixels */
+    float *made;          /* [C, pixels]: the gradient of a line that is filled up */
     REAL *power;          /* [C, pixels]: e^(x - most), in backward then the probabilities */
     REAL *h;              /* [C, pixels]: the gradient of the probabilities */
     REAL *most;           /* the largest logit */
@@ -59,7 +61,7 @@ typedef struct {
 
 static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
     const int64_t pixels = line_of(classes), reals = classes * (2 * pixels + SLOPES) + ROWS * pixels;
-    REAL *room = malloc(reals * sizeof(REAL) + classes * pixels * sizeof(float) + pixels * sizeof(INT));
+    REAL *room = malloc(reals * sizeof(REAL) + 2 * classes * pixels * sizeof(float) + pixels * sizeof(INT));
     if (!room) return 0;
     line->pixels = pixels;
     line->power = room;
@@ -72,6 +74,7 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
     line->slope = (NAME(Slope) *)(line->shown + pixels);
     line->label = (INT *)(line->slope + classes);
     line->copy = (float *)(line->label + pixels);
+    line->made = line->copy + classes * pixels;
     return room;
 }
 
@@ -101,10 +104,11 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
         break;                                                                                                           \
     }
 
-/* Reads `count` pixels from `from` on, counted over all images. Returns whether a label is none, or of a class that is not
-   annotated. */
+/* Reads `count` pixels from `from` on, counted over all images, and fills them up to `whole`. Returns whether a label is
+   none, or of a class that is not annotated. */
 static inline int NAME(read)(
-    const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count
+    const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count,
+    int64_t whole
 ) {
     const int64_t image = from / pass->count, classes = pass->classes, limit = classes > 1 ? classes : 2;
     INT *restrict label = line->label;
@@ -124,15 +128,19 @@ static inline int NAME(read)(
         }
     line->x = logits + image * classes * pass->count + from % pass->count;
     line->stride = pass->count;
+    hidden |= count < whole;
+    for (int64_t n = count; n < whole; n++) label[n] = -1;
     line->hidden = hidden;
     if (hidden || pass->sigmoid)
-        for (int64_t n = 0; n < count; n++) line->shown[n] = label[n] >= 0;
+        for (int64_t n = 0; n < whole; n++) line->shown[n] = label[n] >= 0;
     if (hidden) { /* whatever is there, NaN too, has no part in anything */
-        for (int64_t c = 0; c < classes; c++)
+        for (int64_t c = 0; c < classes; c++) {
             for (int64_t n = 0; n < count; n++)
-                line->copy[c * count + n] = label[n] < 0 ? 0 : line->x[c * line->stride + n];
+                line->copy[c * whole + n] = label[n] < 0 ? 0 : line->x[c * line->stride + n];
+            for (int64_t n = count; n < whole; n++) line->copy[c * whole + n] = 0;
+        }
         line->x = line->copy;
-        line->stride = count;
+        line->stride = whole;
     }
     return bad;
 }
@@ -210,6 +218,11 @@ static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t cou
 static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
     const REAL *restrict most = line->most, *restrict inverse = line->inverse, *restrict surprise = line->surprise;
     const INT *restrict label = line->label;
+    REAL strange = 0; /* NaN if a pixel is, of whichever class */
+    if (pass->entropy) {
+        VECTORS_OF_SUMS(strange)
+        for (int64_t n = 0; n < count; n++) strange += 0 * surprise[n];
+    }
     for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
         if (line->known && !line->known[c]) continue;
         const int of_all = line->known && c == 0;
@@ -239,7 +252,7 @@ static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, i
             for (int64_t n = 0; n < count; n++) entropy += label[n] == c ? (most[n] - x[n]) + surprise[n] : 0;
         }
         sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq;
-        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy;
+        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy + strange;
     }
 }
 
@@ -275,7 +288,7 @@ static inline void NAME(add_sigmoid)(const Pass *pass, const NAME(Line) *line, i
 
 /* The gradient of the logits: h is that of the probabilities. */
 static inline void NAME(slopes_of_softmax)(
-    const Pass *pass, const NAME(Line) *line, int64_t count, float *out
+    const Pass *pass, const NAME(Line) *line, int64_t count, float *out, int64_t stride
 ) {
     REAL *restrict inner = line->inner, *restrict pull = line->pull;
     const REAL *restrict inverse = line->inverse;
@@ -305,7 +318,7 @@ static inline void NAME(slopes_of_softmax)(
         const int member = line->known && (c == 0 || !line->known[c]);
         const REAL entropy = line->slope[member ? 0 : c].entropy;
         const REAL *restrict p = line->power + c * count, *restrict h = line->h + (member ? 0 : c) * count;
-        float *restrict to = out + c * pass->count;
+        float *restrict to = out + c * stride;
         if (!pass->entropy) {
             VECTORS
             for (int64_t n = 0; n < count; n++) to[n] = (float)(p[n] * (h[n] - inner[n]));
@@ -329,7 +342,7 @@ static inline void NAME(slopes_of_softmax)(
 }
 
 static inline void NAME(slopes_of_sigmoid)(
-    const Pass *pass, const NAME(Line) *line, int64_t count, float *out
+    const Pass *pass, const NAME(Line) *line, int64_t count, float *out, int64_t stride
 ) {
     const REAL *restrict shown = line->shown;
     const INT *restrict label = line->label;
@@ -337,7 +350,7 @@ static inline void NAME(slopes_of_sigmoid)(
         const NAME(Slope) slope = line->slope[c];
         const float *restrict x = line->x + c * line->stride;
         const INT own = pass->classes == 1 ? 1 : c;
-        float *restrict to = out + c * pass->count;
+        float *restrict to = out + c * stride;
         if (line->known && !line->known[c]) {
             memset(to, 0, count * sizeof(float));
             continue;
@@ -372,13 +385,14 @@ static int NAME(forward)(
         if (!pass->sigmoid && line.known && !line.known[0]) bad = 1;
         for (int64_t from = span.from; from < span.to && !bad; from += line.pixels) {
             const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
+            const int64_t whole = whole_of(count);
             double *sums = parts + piece * pass->classes * SUMS;
-            bad = NAME(read)(pass, &line, logits, labels, from, count);
+            bad |= NAME(read)(pass, &line, logits, labels, from, count, whole);
             if (pass->sigmoid) {
-                NAME(add_sigmoid)(pass, &line, count, sums);
+                NAME(add_sigmoid)(pass, &line, whole, sums);
             } else {
-                NAME(softmax)(pass, &line, count);
-                NAME(add_softmax)(pass, &line, count, sums);
+                NAME(softmax)(pass, &line, whole);
+                NAME(add_softmax)(pass, &line, whole, sums);
             }
         }
     }
@@ -412,13 +426,17 @@ static int NAME(backward)(
                 for (int64_t c = 0; c < classes; c++) memset(out + c * pass->count, 0, count * sizeof(float));
                 continue;
             }
-            NAME(read)(pass, &line, logits, labels, from, count);
+            const int64_t whole = whole_of(count), stride = count < whole ? whole : pass->count;
+            float *to = count < whole ? line.made : out;
+            NAME(read)(pass, &line, logits, labels, from, count, whole);
             if (pass->sigmoid) {
-                NAME(slopes_of_sigmoid)(pass, &line, count, out);
+                NAME(slopes_of_sigmoid)(pass, &line, whole, to, stride);
             } else {
-                NAME(softmax)(pass, &line, count);
-                NAME(slopes_of_softmax)(pass, &line, count, out);
+                NAME(softmax)(pass, &line, whole);
+                NAME(slopes_of_softmax)(pass, &line, whole, to, stride);
             }
+            for (int64_t c = 0; c < classes && count < whole; c++)
+                memcpy(out + c * pass->count, to + c * stride, count * sizeof(float));
         }
     }
     free(room);

@@ -14,13 +14,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from polydice.kernels import op
 from polydice.kernels.eager import flatten
 from polydice.kernels.fields import SUMS, Form, Formula, FormulaTerm, Options, PixelSums
 from polydice.kernels.inputs import check_annotated, check_inputs
-from polydice.kernels.native import NativeLaunches, native_launches
+from polydice.kernels.native import NativeLaunches, is_watched, native_launches
 
 if TYPE_CHECKING:
     from polydice.kernels.fused import LossLaunches
@@ -104,7 +103,7 @@ def plan_loss(
 ) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
     inputs = logits, target, mask, annotated
-    if not are_plain(*inputs):
+    if not are_plain(*inputs) or (logits.device.type == "cpu" and (is_watched() or logits.is_neg())):
         return plan_terms(terms, *inputs)
     known = None if annotated is None else (annotated.shape, annotated.dtype, annotated.device)
     return planned(terms, (seen(logits), seen(target), seen(mask), known), lambda: _plan_whole(terms, *inputs))
@@ -274,8 +273,6 @@ def are_plain(*tensors: object) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()  # which records operators
-        and forward_ad._current_level < 0
         and _PLAIN.issuperset([type(tensor) for tensor in tensors if tensor is not None])
         and not torch._C._are_functorch_transforms_active()
     )
