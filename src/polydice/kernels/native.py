@@ -157,11 +157,11 @@ def is_watched() -> bool:
 def native_launches(
     formula: Formula, options: Options, logits: Tensor, target: Tensor, mask: Tensor | None
 ) -> NativeLaunches | None:
-    """None where the plain pass must do it: on what is rare, or where nothing could be compiled."""
+    """Of a target that is labels. None where the plain pass must do it: on what is rare, or where nothing could be
+    compiled."""
     usual = logits.device.type == "cpu" and logits.dtype == torch.float32 and target.dtype in LABELS
     if (
         not usual
-        or target.numel() * logits.shape[1] != logits.numel()
         or not (logits.is_contiguous() and target.is_contiguous())
         or mask is not None
         or not set(ON_REQUEST).isdisjoint(options.want)

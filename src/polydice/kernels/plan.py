@@ -111,7 +111,8 @@ def plan_loss(
 
 def planned(terms: Terms, tensors: Any, make: Callable[[], Plan]) -> Plan:
     """The plan for losses and tensors of this kind, which is made once."""
-    key = tensors, *[(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms]
+    asked = [(factor, loss.term(), _kind(_weight(loss)), _kind(_added(loss))) for factor, loss in terms]
+    key = tensors, *asked
     plan = _PLANS.get(key)
     if plan is None:
         plan = make()
@@ -216,10 +217,8 @@ def stacked_weights(terms: Terms) -> Tensor | None:
     """What the launches take as weights, `[terms, C]` in float64, ones for a loss without; None if no loss has any."""
     weights = [_weight(loss) for _, loss in terms]
     given = [weight for weight in weights if weight is not None]
-    if not given:
-        return None
-    if len(weights) == 1:
-        return given[0].to(torch.float64).contiguous()
+    if len(weights) == 1 or not given:
+        return given[0].to(torch.float64).contiguous() if given else None
     each = [torch.ones_like(given[0]) if weight is None else weight for weight in weights]
     return torch.stack([weight.to(torch.float64) for weight in each])
 
