@@ -73,7 +73,7 @@ def main(acdc: Path, folder: Path) -> None:
         shutil.copytree(patient, folder / "acdc" / patient.name)
     for training in ("first", "later"):
         walk = Walk(lambda: train(_settings(folder)))
-        rooms = [file.removeprefix("data/") for file in walk.files if file.startswith("data/")]
+        rooms = [file.removeprefix("data/") for file in walk.files if file.startswith("data/") or file == "durable.py"]
         print(f"2. {training} training on a set: {len(rooms)} rooms of data: {' '.join(rooms)}\n")
 
     shutil.copytree(ROOT / "results/paper/question-acdc", folder / "kept")

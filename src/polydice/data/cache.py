@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from polydice.data.cases import DataError
-from polydice.data.durable import locked, make_folder, replace_file
 from polydice.data.parallel import in_parallel
+from polydice.durable import locked, make_folder, replace_file
 
 SETTLED_NS = 2_000_000_000  # a file that changed less than this ago could change again without its times showing it
 

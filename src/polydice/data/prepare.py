@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from polydice.data.cache import CacheError, digests, publish, sha256, short_hash
 from polydice.data.cases import CT_WINDOW, VOID, Case, DataError, Dataset, Intensity, Regions, Sample
-from polydice.data.durable import replace_file
 from polydice.data.parallel import in_parallel
 from polydice.data.resample import resample_image, resample_labels, to_unit
+from polydice.durable import replace_file
 from polydice.values import as_tuple
 
 FORMAT = 1  # to be raised whenever the same files and settings would give other arrays

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from polydice.data.cases import DataError
-from polydice.data.durable import replace_file
+from polydice.durable import replace_file
 from polydice.studies.files import history_of, read_json, result_of, settings_of
 from polydice.training.config import CountingWeights
 

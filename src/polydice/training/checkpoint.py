@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polydice.data.durable import locked, make_folder, replace_file
+from polydice.durable import locked, make_folder, replace_file
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
 KEY = "polydice"  # our entry among the metadata of a safetensors file

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polydice.data.cases import DataError
-from polydice.data.durable import replace_file
 from polydice.data.files import FORMATS, PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_images, stem
 from polydice.data.readers.decathlon import CHANNEL, images_to_predict
 from polydice.data.readers.layout import files_in
+from polydice.durable import replace_file
 
 READ = PICTURES + VOLUMES
 TIFF = (".tif", ".tiff")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import polydice
-from polydice.data.durable import locked, make_folder, replace_file
+from polydice.durable import locked, make_folder, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_disk_that_fails_leaves_the_file_as_it_was_or_as_it_should_be(
 def test_killed_at_any_moment_it_is_there_whole_or_not_at_all(made: str, work: str, tmp_path: Path) -> None:
     """The n-th process is killed at its n-th write to the disk, until one has fewer than that."""
     program = (
-        "import os, signal, sys; from pathlib import Path; from tests.data import test_durable\n"
+        "import os, signal, sys; from pathlib import Path; from tests import test_durable\n"
         "fsync, left = os.fsync, int(sys.argv[3])\n"
         "def fatal(descriptor):\n"
         "    global left\n"
@@ -66,7 +66,7 @@ def test_killed_at_any_moment_it_is_there_whole_or_not_at_all(made: str, work: s
         life += 1
         folder = tmp_path / str(life)
         folder.mkdir()
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[1])
         command = [sys.executable, "-c", program, work, str(folder), str(life)]
         status = subprocess.run(command, cwd=root, timeout=60).returncode
         seen.add((folder / made).exists())
@@ -109,7 +109,7 @@ def test_one_process_at_a_time_has_a_lock_and_it_ends_with_its_holder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from polydice.data.durable import locked\n"
+        "import sys, time; from pathlib import Path; from polydice.durable import locked\n"
         "with locked(Path(sys.argv[1])) as held: print(held, flush=True); time.sleep(60)"
     )
     file = tmp_path / "lock"
@@ -135,4 +135,4 @@ def test_nobody_else_forces_to_the_disk_or_locks() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "flock")
     }
-    assert own == {"data/durable.py"}
+    assert own == {"durable.py"}
