@@ -34,30 +34,34 @@ def main(arguments: Sequence[str]) -> int:
         command.add_argument("--out", type=Path, metavar="DIR", help=where)
         command.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     steady = commands.add_parser(
-        "steady", help="the plain pass against cross-entropy, in one fresh process after another"
+        "steady", help="a loss as it is called against cross-entropy, in one fresh process after another"
     )
+    steady.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     steady.add_argument("--processes", type=int, default=20, metavar="N", help="how many (default: 20)")
     steady.add_argument("--busy", type=int, default=0, metavar="N", help="as many others keep the cores busy meanwhile")
-    steady.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/loss-speed/cpu)")
+    steady.add_argument("--masks", action="store_true", help="sigmoid and masks, against binary cross-entropy")
+    steady.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: results/loss-speed/DEVICE)")
     steady.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
-    steady.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 24x9x224x224")
+    channels = partial(parse_size, least=1)
+    steady.add_argument("--sizes", type=channels, nargs="+", metavar="SIZE", help="such as 24x9x224x224")
     loss.add_argument("--sizes", type=parse_size, nargs="+", metavar="SIZE", help="such as 2x14x96x96x96:bfloat16")
     head.add_argument(
         "--sizes", type=parse_head_size, nargs="+", metavar="SIZE", help="such as 2x32-14x96x96x96:bfloat16"
     )
+    loss.add_argument("--only", nargs="+", metavar="NAME", help="of all that could be measured, as the table names it")
     loss.add_argument("--check", action="store_true", help="only whether the limits for a CPU are kept; else exit 1")
     loss.add_argument("--annotated", action="store_true", help="only what it costs to say which classes are annotated")
     given = parser.parse_args(arguments)
     if given.command == "loss" and given.check:
-        if given.device != "cpu" or given.sizes or given.out or given.annotated:
+        if given.device != "cpu" or given.sizes or given.out or given.annotated or given.only:
             parser.error("--check has its own sizes and losses, on --device cpu, and writes nothing")
         return run_check(given.quick)
     if given.command == "steady":
         from benchmarks.steady import run as run_steady
 
-        out = given.out or Path("results", "loss-speed", "cpu")
+        out = given.out or Path("results", "loss-speed", given.device)
         out.mkdir(parents=True, exist_ok=True)
-        return run_steady(out, given.sizes, given.processes, given.busy, given.quick)
+        return run_steady(given.device, out, given.sizes, given.processes, given.busy, given.masks, given.quick)
     measures = "annotated" if given.command == "loss" and given.annotated else given.command
     out = given.out or Path("results", f"{measures}-speed", given.device)
     if given.command == "nnunet":
@@ -85,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     elif measures == "annotated":
         measured = partial(run_annotated, given.device, out, given.sizes, given.quick)
     else:
-        measured = partial(run, given.device, out, given.sizes, given.quick)
+        measured = partial(run, given.device, out, given.sizes, given.quick, given.only)
     out.mkdir(parents=True, exist_ok=True)
     (out / "command.txt").write_text(shlex.join(["python", "-m", "benchmarks", *arguments]) + "\n")
     return measured()

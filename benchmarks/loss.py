@@ -14,16 +14,19 @@ from benchmarks.measure import Effort
 from benchmarks.providers import LossFunction, Provider, annotated, installed
 from benchmarks.report import Row, Sheet
 from benchmarks.sizes import Size, annotated_sizes, default_sizes
+from polydice.kernels import node
 
 QUICK = Effort(gpu_ms=10, cpu_seconds=0, least_rounds=2)
 CHECK = Effort(cpu_seconds=30, least_rounds=15)
 
 
-def run(device: str, out: Path, sizes: list[Size] | None, quick: bool) -> int:
+def run(device: str, out: Path, sizes: list[Size] | None, quick: bool, only: Sequence[str] | None = None) -> int:
     from benchmarks import plots  # matplotlib is not needed for a check
 
     start = perf_counter()
-    providers = present(device)
+    providers = [each for each in present(device) if not only or each.name in only]
+    if unknown := {*(only or ())} - {each.name for each in providers}:
+        raise SystemExit(f"not to be measured here: {', '.join(sorted(unknown))}")
     rows = []
     with report.CsvFile(out / "loss.csv") as file:
         for row in measure(sizes or default_sizes(device), providers, device, QUICK if quick else Effort()):
@@ -61,6 +64,7 @@ def measure(sizes: Sequence[Size], providers: Sequence[Provider], device: str, e
     bandwidth = machine.copy_bandwidth(effort)
     sheet = Sheet(bandwidth, machine.device_name(), torch.__version__, triton_version())
     print(f"{machine.device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.1f} GB/s", flush=True)
+    print(f"the compiled node: {node.obstacle() or 'used'}", flush=True)  # else it would be there some time later
     label_bytes = {each.name: each.label_bytes for each in providers}
     for size in sizes:
         yield sheet.floor(size)

@@ -66,15 +66,15 @@ class Size(NamedTuple):
         return (place % 3 != 2) | (torch.arange(classes, device=device) == 0)
 
 
-def parse_size(text: str) -> Size:
-    """`24x9x224x224` or `2x14x128x128x128:bfloat16`."""
+def parse_size(text: str, least: int = 2) -> Size:
+    """`24x9x224x224` or `2x14x128x128x128:bfloat16`, of so many classes at least."""
     shape, _, dtype = text.partition(":")
     try:
         size = Size(tuple(map(int, shape.split("x"))), dtype or "float32")
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is not a shape such as 24x9x224x224") from None
-    if len(size.shape) < 3 or min(size.shape) < 1 or size.classes < 2:
-        raise ArgumentTypeError(f"{text!r} must have a batch, at least two classes, and pixels")
+    if len(size.shape) < 3 or min(size.shape) < 1 or size.classes < least:
+        raise ArgumentTypeError(f"{text!r} must have a batch, at least {least} classes, and pixels")
     if size.dtype not in DTYPES:
         raise ArgumentTypeError(f"{text!r}: the type must be one of {', '.join(DTYPES)}")
     return size

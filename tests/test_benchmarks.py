@@ -85,19 +85,23 @@ def test_a_head_is_measured_against_the_fastest_way_to_make_logits(tmp_path: Pat
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
 
 
-def test_fresh_processes_are_compared_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["steady", "--processes", "2", "--busy", "1", "--quick", "--sizes", "1x2x8x8", "--out", str(tmp_path)]
-    assert main(command) == 0
-    with (tmp_path / "steady1.csv").open() as file:
+@pytest.mark.parametrize("target", ["labels", "masks"])
+def test_fresh_processes_are_compared_one_by_one(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = "1x2x8x8" if target == "labels" else "1x1x8x8"
+    command = ["steady", "--processes", "2", "--busy", "1", "--quick", "--sizes", size, "--out", str(tmp_path)]
+    assert main(command if target == "labels" else [*command, "--masks"]) == 0
+    with (tmp_path / ("steady1.csv" if target == "labels" else "masks1.csv")).open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["shape"], row["busy"], row["process"]) for row in rows] == [
-        ("1x2x8x8", "1", "0"),
-        ("1x2x8x8", "1", "1"),
+        (size, "1", "0"),
+        (size, "1", "1"),
     ]
     for row in rows:
         ratio = float(row["ours_ms"]) / float(row["cross_entropy_ms"])
         assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
-    assert "1x2x8x8" in capsys.readouterr().out.splitlines()[-1]
+    assert size in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_training_counts_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
