@@ -48,7 +48,7 @@ def test_a_kernel_is_compiled_once_for_each_alignment_and_launched_with_pointers
     from polydice.kernels.launch import Launch
 
     kernel, (whole, odd) = Recorder(), (torch.zeros(8), torch.zeros(9)[1:])
-    launch = Launch(kernel, 3, (5, 0.5), {"SIZE": 4}, torch.device("cpu"))
+    launch = Launch(kernel, (3, 1), (5, 0.5), {"SIZE": 4}, torch.device("cpu"))
     given = [(whole, whole), (odd, whole), (whole, odd), (odd, odd)]
     for tensors in given + given:
         launch(7, *tensors)

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from polydice import CrossEntropyLoss, DiceLoss, DropDiceLoss, FocalTverskyLoss, PolyCE1Loss, PolyDice1Loss, TverskyLoss
-from polydice.kernels import compiling, native, plan
+from polydice.kernels import compiling, native, node, plan
 from tests.reference import Case, each_loss, float32_pixels, value_and_gradient
 
 pytestmark = pytest.mark.skipif(bool(compiling.obstacle()), reason=f"nothing is compiled here: {compiling.obstacle()}")
+NODES = ("NativeLossBackward", "PolydiceLossBackward")  # of Python, and of node.cpp
 FLOAT32 = 2e-6  # of a value, and of the largest gradient: some roundings of the pixels
 LOSSES = {
     "dice": lambda **o: DiceLoss(**o),
@@ -37,12 +38,24 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 AVERAGED: tuple[dict[str, Any], ...] = ({"batch": True}, {"absent": "skip"}, {"batch": True, "absent": "skip"})
 
 
-@pytest.fixture(autouse=True)
-def _no_plans() -> Iterator[None]:
-    """Of other tests, which may have been made of other pieces."""
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Who links the loss to torch's autograd. No plans of other tests, which may have been made of other pieces."""
+    kind: str = request.param
+    if kind == "compiled":
+        if why := node.obstacle():
+            pytest.skip(f"nothing is compiled here: {why}")
+        monkeypatch.setattr(node, "_SEARCH", node.Search())
     plan._PLANS.clear()
-    yield
+    yield kind
     plan._PLANS.clear()
+
+
+def test_who_links_it(by: str) -> None:
+    logits, labels = batch()
+    value = DiceLoss()(logits.requires_grad_(), labels)
+    assert value.grad_fn is not None
+    assert value.grad_fn.name() == NODES[by == "compiled"]
 
 
 def batch(shape: tuple[int, ...] = (3, 4, 30, 41), gap: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -53,7 +66,7 @@ def batch(shape: tuple[int, ...] = (3, 4, 30, 41), gap: float = 3.0) -> tuple[Te
 
 
 def is_native(loss: Any, logits: Tensor, labels: Tensor, *more: Any) -> bool:
-    return "NativeLoss" in str(loss(logits.requires_grad_(), labels, *more).grad_fn)
+    return loss(logits.requires_grad_(), labels, *more).grad_fn.name() in NODES
 
 
 def against_float64(make: Any, logits: Tensor, labels: Tensor, tolerance: float = FLOAT32) -> None:
@@ -159,6 +172,73 @@ def test_confident_networks(case: Case) -> None:
                         torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=1e-4 * size)
 
 
+# Masks
+
+
+def masks(labels: Tensor, kind: str) -> Tensor:
+    """Of labels, hard or soft."""
+    hard = torch.nn.functional.one_hot(labels, 4).movedim(-1, 1).contiguous()
+    return {"bool": hard > 0, "uint8": hard.to(torch.uint8), "soft": 0.9 * hard + 0.1 * torch.rand(hard.shape)}[kind]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("kind", ["bool", "uint8", "soft"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", [*LOSSES, *PIXELWISE])
+def test_masks(name: str, activation: str, kind: str, exact: bool) -> None:
+    logits, labels = batch() if not exact else batch((3, 4, 7, 11))
+    for options in (*OPTIONS, *(AVERAGED if name in LOSSES else ())):
+        if "ignore_index" not in options:
+            make = lambda: (LOSSES | PIXELWISE)[name](activation=activation, **options)  # noqa: B023, E731
+            against_float64(make, logits, masks(labels, kind), 1e-7 if exact else FLOAT32)
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint8", "soft"])
+def test_masks_of_one_channel(kind: str) -> None:
+    logits, labels = batch((5, 4, 123, 17))
+    loss = PolyDice1Loss(0.2, activation="sigmoid") + CrossEntropyLoss(activation="sigmoid")
+    against_float64(lambda: loss, logits[:, :1].contiguous(), masks(labels, kind)[:, 1:2].contiguous())
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_masks_where_classes_are_ruled_out(activation: str) -> None:
+    """What is impossible and not there costs nothing."""
+    logits, labels = batch()
+    logits[:, 3] = -torch.inf
+    labels[labels == 3] = 0
+    target = masks(labels, "bool")
+    loss = PolyDice1Loss(0.2, activation=activation) + CrossEntropyLoss(activation=activation)
+    with float32_pixels():
+        against_float64(lambda: loss, logits, target)
+        if activation == "sigmoid":
+            target[:, 3], logits[:, 3] = True, torch.inf
+            against_float64(lambda: loss, logits, target)
+        logits[1, 1, 2, 3] = torch.nan
+        assert loss(logits, target).isnan()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_bad_masks_are_refused(activation: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last pixel, and beside one that is no number."""
+    monkeypatch.setattr(native, "EXACT", 1 << 20 if exact else 0)
+    logits, labels = batch()
+    loss = DiceLoss(activation=activation)
+    for value in (255.0, -0.5, 1.01, torch.inf, -torch.inf):
+        soft = masks(labels, "soft")
+        soft[2, 3, 29, 40] = value
+        with pytest.raises(ValueError, match=r"masks must lie in \[0, 1\]"):
+            loss(logits, soft)
+        soft[0, 0, 0, 0] = torch.nan
+        with pytest.raises(ValueError, match=r"masks must lie in \[0, 1\]"):
+            loss(logits, soft)
+    assert loss(logits, soft.clamp(0, 1)).isnan()
+    with pytest.raises(ValueError, match=r"mask value 255 is not in \[0, 2\)"):
+        loss(logits, 255 * masks(labels, "uint8"))
+    odd = (7 * masks(labels, "uint8")).view(torch.bool)
+    assert torch.equal(loss(logits, odd), loss(logits, masks(labels, "bool")))
+
+
 # Classes that are not annotated
 
 
@@ -234,6 +314,8 @@ def test_the_same_bits_from_any_number_of_threads(
     logits, labels = batch(shape)
     loss = PolyDice1Loss(0.2) + CrossEntropyLoss()
     expected = value_and_gradient(loss, logits, labels)
+    soft = torch.rand_like(logits)
+    of_soft = value_and_gradient(loss, logits, soft)
     before = torch.get_num_threads()
     monkeypatch.setattr(native, "FOR_A_THREAD", 1)
     plan._PLANS.clear()
@@ -241,6 +323,7 @@ def test_the_same_bits_from_any_number_of_threads(
     try:
         for _ in range(3):
             assert all(map(torch.equal, value_and_gradient(loss, logits, labels), expected))
+            assert all(map(torch.equal, value_and_gradient(loss, logits, soft), of_soft))
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -272,14 +355,17 @@ def test_a_bad_label_is_named(bad: int, ignored: int | None, activation: str) ->
 
 def test_what_is_left_to_the_plain_pass() -> None:
     logits, labels = batch()
-    masks, mask = torch.rand_like(logits), torch.rand(labels.shape)
+    soft, mask = torch.rand_like(logits), torch.rand(labels.shape)
     assert is_native(DiceLoss(), logits, labels)
     assert is_native(DiceLoss(), logits, labels.unsqueeze(1))
     assert not is_native(DiceLoss(impl="eager"), logits, labels)
     assert not is_native(DiceLoss(impl="eager") + CrossEntropyLoss(impl="eager"), logits, labels)
     assert not is_native(DiceLoss(), logits.detach().double(), labels)
     assert not is_native(DiceLoss(), logits.detach().bfloat16(), labels)
-    assert not is_native(DiceLoss(), logits, masks)
+    assert is_native(DiceLoss(), logits, soft)
+    assert not is_native(DiceLoss(), logits, soft.double())
+    assert not is_native(DiceLoss(), logits, soft.mT.contiguous().mT)
+    assert not is_native(DiceLoss(), logits, soft, None, torch.ones(3, 4, dtype=torch.bool))
     assert not is_native(DiceLoss(), logits, labels, mask)
     assert is_native(DiceLoss(), logits, labels, None, torch.ones(3, 4, dtype=torch.bool))
     assert not is_native(DiceLoss(), logits.detach().contiguous(memory_format=torch.channels_last), labels)
@@ -343,12 +429,13 @@ def test_torch_s_defaults_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_saved_tensors_may_come_back_as_others(kept: Any) -> None:
     logits, labels = batch()
     loss = DiceLoss() + CrossEntropyLoss()
-    expected = value_and_gradient(loss, logits, labels)[1]
-    logits.requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(kept, lambda t: t):
-        value = loss(logits, labels)
-    found = torch.autograd.grad(value, logits)[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=4e-3 * expected.abs().max().item())
+    for target in (labels, masks(labels, "soft")):
+        expected = value_and_gradient(loss, logits, target)[1]
+        given = logits.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(kept, lambda t: t):
+            value = loss(given, target)
+        found = torch.autograd.grad(value, given)[0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=4e-3 * expected.abs().max().item())
 
 
 def test_a_gradient_may_be_a_view_with_another_sign() -> None:
@@ -419,15 +506,29 @@ def kept(home: Path) -> list[Path]:
     return [path for path in (home / ".cache/polydice").rglob("*") if path.is_file()]
 
 
-def test_it_is_compiled_once_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mask", [0o022, 0o002])  # with the latter, files are the group's to write
+def test_it_is_compiled_once_and_kept(
+    mask: int, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    before = os.umask(mask)
+    request.addfinalizer(lambda: os.umask(before))
     assert compiling.obstacle() == ""
     (library,) = kept(home)
     assert library.stat().st_size > 10_000
     compiling.obstacle.cache_clear()
     compiling.library.cache_clear()
-    monkeypatch.setattr(compiling, "_run", lambda command: pytest.fail(f"run again: {command}"))
+    monkeypatch.setattr(compiling, "run", lambda *command: pytest.fail(f"run again: {command}"))
     assert compiling.obstacle() == ""
     assert is_native(DiceLoss(), *batch())
+
+
+def test_what_a_killed_process_has_left_is_cleared_away_a_day_later(home: Path) -> None:
+    left = [compiling.kept_in() / f"{compiling.MAKING}{name}" for name in ("now", "then")]
+    for folder in left:
+        folder.mkdir()
+    os.utime(left[1], (0, left[1].stat().st_mtime - 2 * compiling.A_DAY))
+    assert compiling.obstacle() == ""
+    assert [folder.exists() for folder in left] == [True, False]
 
 
 def test_two_processes_that_compile_at_once(home: Path) -> None:
@@ -456,8 +557,8 @@ def test_a_kept_library_that_is_not_whole_or_not_ours_is_made_again(damage: str,
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(home: Path) -> None:
-    (home / ".cache/polydice").mkdir(parents=True)
-    (home / ".cache/polydice").chmod(0o777)
+    (home / ".cache/polydice/compiled").mkdir(parents=True)
+    (home / ".cache/polydice/compiled").chmod(0o777)
     assert "others may write" in compiling.obstacle()
 
 

@@ -492,12 +492,12 @@ def test_tensors_without_memory_take_the_plain_pass() -> None:
 @pytest.mark.parametrize("batch", [False, True])
 def test_partial_sums_that_are_gathered_first(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of large inputs are: here those of a few programs, of which the tail adds up none by itself."""
-    from polydice.kernels import fused
+    from polydice.kernels import ending, fused
 
-    launched, gather = [], fused._gather
-    monkeypatch.setattr(fused, "MOST_PARTIALS", 0)
+    launched, gather = [], ending._gather
+    monkeypatch.setattr(ending, "MOST_PARTIALS", 0)
     monkeypatch.setattr(fused, "resident", lambda device, block: 12)
-    monkeypatch.setattr(fused, "_gather", lambda *sizes: launched.append(sizes) or gather(*sizes))
+    monkeypatch.setattr(ending, "_gather", lambda *sizes: launched.append(sizes) or gather(*sizes))
     logits = torch.randn(3, 5, 47, 59, device=DEVICE, requires_grad=True)
     exact, target = logits.detach().double().requires_grad_(), torch.randint(0, 5, (3, 47, 59), device=DEVICE)
     loss = PolyDice1Loss(0.2, batch=batch) + CrossEntropyLoss()
@@ -507,6 +507,34 @@ def test_partial_sums_that_are_gathered_first(batch: bool, monkeypatch: pytest.M
     found.backward()
     expected.backward()
     assert relative(logits.grad, exact.grad) < 1e-5
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("annotated", [False, True])
+@pytest.mark.parametrize(("classes", "count"), [(3, 3072), (14, 2048), (33, 256)])
+def test_programs_that_walk_over_many_tiles(
+    classes: int, count: int, annotated: bool, ragged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do in large inputs: here one for each image. A label of no class is found in the last tile too."""
+    from polydice.kernels import fused
+
+    monkeypatch.setattr(fused, "resident", lambda device, block: 1)
+    fused._pass.cache_clear()
+    logits = torch.randn(2, classes, count - 37 * ragged, device=DEVICE)
+    labels = torch.randint(classes, logits[:, 0].shape, device=DEVICE)
+    known = (torch.arange(classes, device=DEVICE) % 3 != 2).expand(2, -1) if annotated else None
+    labels = labels // 3 * 3 if annotated else labels
+    options = Options("softmax", None, ("intersection", "prediction", "target", "error_sq", "cross_entropy"))
+    exact = eager.forward(logits.double(), labels, None, options, known)
+    assert relative(fused.forward(logits, labels, None, options, known), exact) < 1e-5
+    grad = torch.randn_like(exact)
+    expected = eager.backward(grad, logits.double(), labels, None, options, known)
+    assert relative(fused.backward(grad, logits, labels, None, options, known), expected) < 1e-5
+    labels[1, -1] = classes
+    wrong = fused.forward(logits, labels, None, options, known).isnan().any(0)
+    assert not wrong[0].any()
+    assert wrong[1, 0]
+    fused._pass.cache_clear()
 
 
 def test_same_bits_twice() -> None:

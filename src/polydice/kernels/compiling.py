@@ -1,4 +1,4 @@
-"""Compiles `native.c` for this machine, once: tried in a process of its own, and kept in the user's cache.
+"""Compiles what is not Python for this machine, once, and keeps it in the user's cache: `native.c`, and `node.cpp`.
 
 What is kept has its digest in its name, and is loaded only if it is whole and nobody but this user may have written it.
 """
@@ -11,14 +11,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from time import time
 from typing import Any
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "native_pixels.h"))
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-SECONDS = 120  # to compile in, or to try
+SECONDS = 120.0  # that somebody who waits for a compiler gives it
+SWITCH = "POLYDICE_COMPILE"  # 0 in the environment: nothing is compiled, and nothing that was is used
+MAKING, A_DAY = "making-", 86400.0
 
 
 @cache
@@ -33,35 +38,68 @@ def obstacle() -> str:
 
 @cache
 def library() -> Any:
+    folder, name = kept_in(), f"native-{made_of(SOURCES, (*FLAGS, _processor()))}"
+    flags = *FLAGS, *_own_flags()
+    return ctypes.CDLL(str(kept(folder, name) or compiled(folder, name, COMPILERS, flags, SOURCES[0], (), _try)))
+
+
+def kept_in() -> Path:
+    if os.environ.get(SWITCH) == "0":
+        raise OSError(f"{SWITCH}=0 says not to")
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         raise OSError("it takes a POSIX system and an interpreter of its own")
-    folder = Path.home() / ".cache" / "polydice"
+    folder = Path.home() / ".cache" / "polydice" / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not folder.is_absolute() or _shared(folder):
         raise PermissionError(f"others may write in {folder}")
-    name = f"native-{_made_of()}"
-    kept = next(filter(_whole, sorted(folder.glob(f"{name}-*.so"))), None)
-    return ctypes.CDLL(str(kept or _compiled(folder, name)))
+    return folder
 
 
-def _compiled(folder: Path, name: str) -> Path:
-    problems = ["no C compiler is there"]
-    for compiler in filter(None, map(shutil.which, COMPILERS)):
-        with tempfile.TemporaryDirectory(dir=folder) as beside:
-            made = Path(beside) / "native.so"
-            tried = f"import ctypes; raise SystemExit(ctypes.CDLL({str(made)!r}).polydice_try())"
+def kept(folder: Path, name: str) -> Path | None:
+    return next(filter(_whole, sorted(folder.glob(f"{name}-*.so"))), None)
+
+
+def compiled(
+    folder: Path, name: str, compilers: Sequence[str], flags: Sequence[str], source: Path, libraries: Sequence[str],
+    try_out: Callable[[Path, float | None], None], seconds: float | None = SECONDS,
+) -> Path:  # fmt: skip
+    """A library of this source, by the first compiler whose work passes the trial. One that takes too long raises
+    `subprocess.TimeoutExpired`, and is no reason to try another."""
+    problems = ["no compiler is there"]
+    _forget_unfinished(folder)
+    for compiler in filter(None, map(shutil.which, compilers)):
+        with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as beside:
+            made = Path(beside) / f"{source.stem}.so"
             try:
-                _run([compiler, *FLAGS, *_own_flags(), "-o", str(made), str(SOURCES[0])])
-                _run([sys.executable, "-I", "-S", "-c", tried])
-            except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
+                run([compiler, *flags, "-o", str(made), str(source), *libraries], seconds)
+                try_out(made, seconds)
+            except (OSError, RuntimeError) as problem:
                 problems.append(str(problem))
                 continue
+            made.chmod(0o700)  # a linker leaves that to the umask, with which others may be allowed to write it
             return made.replace(folder / f"{name}-{_digest(made)}.so")
     raise RuntimeError("; ".join(problems[1:] or problems))
 
 
-def _run(command: list[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+def _forget_unfinished(folder: Path) -> None:
+    """Of processes that were killed while they compiled."""
+    for left in folder.glob(f"{MAKING}*"):
+        with suppress(FileNotFoundError):
+            if not lately(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def lately(path: Path) -> bool:
+    return time() - path.stat().st_mtime < A_DAY
+
+
+def _try(made: Path, seconds: float | None) -> None:
+    tried = f"import ctypes; raise SystemExit(ctypes.CDLL({str(made)!r}).polydice_try())"
+    run([sys.executable, "-I", "-S", "-c", tried], seconds)
+
+
+def run(command: list[str], seconds: float | None) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     if ran.returncode:
         raise RuntimeError(f"{command[0]} ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
 
@@ -72,18 +110,18 @@ def _shared(path: Path) -> bool:
     return found.st_uid != os.geteuid() or bool(found.st_mode & 0o022)
 
 
-def _whole(kept: Path) -> bool:
-    return not _shared(kept) and kept.stem.endswith(_digest(kept))
+def _whole(found: Path) -> bool:
+    return not _shared(found) and found.stem.endswith(_digest(found))
 
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _made_of() -> str:
-    """A digest of all that the library depends on: another machine may have the same home."""
-    parts = [*FLAGS, sys.platform, platform.machine(), *platform.libc_ver(), _processor(), *map(str, SOURCES)]
-    text = "\0".join([*parts, *(source.read_text(encoding="utf-8") for source in SOURCES)])
+def made_of(sources: Sequence[Path], more: Sequence[str]) -> str:
+    """A digest of all that a library depends on: another machine may have the same home."""
+    parts = [*more, sys.platform, platform.machine(), *platform.libc_ver(), *map(str, sources)]
+    text = "\0".join([*parts, *(source.read_text(encoding="utf-8") for source in sources)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -121,7 +121,9 @@ def _refuse_beyond(values: Tensor, low: float, high: float, sums: Tensor, rule: 
         each = values.flatten(1)
         sums.masked_fill_(((each.amin(1) < low) | (each.amax(1) > high)).unsqueeze(1), torch.nan)
         return
-    least, most = (float(value) for value in values.aminmax())
+    least, most = map(float, values.aminmax())
+    if math.isnan(least):  # of one that is NaN: what else is there?
+        least, most = map(float, values.nan_to_num(low).aminmax())
     if least < low or most > high:
         raise ValueError(f"{rule}: they are from {least:.6g} to {most:.6g}; {advice}")
 

@@ -60,7 +60,7 @@ class Options(NamedTuple):
 class Form(NamedTuple):
     """A loss as `kernels/tail.py` computes it: which of its formulas, and with which numbers."""
 
-    kind: str  # one of fused.KINDS
+    kind: str  # one of ending.KINDS
     numbers: tuple[float, ...]  # four, in the order in which the formula reads them
     coefficients: tuple[float, ...] = ()  # of a polynomial
     added: str = ""  # a buffer of the loss, one number or one per class: what is added to the first coefficient

@@ -4,28 +4,23 @@ At 2D sizes the kernels take less time than a host needs to launch them, so what
 worked out once and kept: a call makes its key, allocates, and hands over pointers.
 """
 
+import functools
 import math
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 from polydice.kernels.eager import flatten, sum_dtype
+from polydice.kernels.ending import MOST_ELEMENTS, Ending, absent, end, lumps, room_of
 from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Formula, Options
-from polydice.kernels.launch import Launch, current_stream
-from polydice.kernels.tail import gather, tail
+from polydice.kernels.inputs import is_lazy, places
+from polydice.kernels.launch import Launch, current_stream, driver_of
+from polydice.kernels.node import Node
 from polydice.kernels.tiles import fitting, resident, tile
 from polydice.kernels.triton import pass_backward, pass_forward
-
-KINDS = ("polynomial", "ratio", "overlap", "entropy", "focal")
-MOST_ELEMENTS = 4096  # images x classes that the tail's one program takes
-MOST_PARTIALS = 1 << 14  # that it adds up by itself
-TAIL_WARPS = 8
-# Of the squared angle, by halves: 2^(k+1) / (k^2 binomial(2k, k)). The rest is below 2^-44 of it.
-SERIES = tuple(2.0 ** (k + 1) / (k * k * math.comb(2 * k, k)) for k in range(1, 17))
 
 
 class PixelLaunches(NamedTuple):
@@ -36,27 +31,6 @@ class PixelLaunches(NamedTuple):
     backward: Launch
 
 
-class Ending(NamedTuple):
-    """The launches that make a loss and its slopes of partial sums."""
-
-    gather: Launch | None
-    tail: Launch
-
-    def __call__(
-        self, stream: int, space: Tensor, weights: Tensor | None, added: Tensor | None, *annotated: Tensor
-    ) -> Tensor:
-        device = space.device
-        if weights is not None and (weights.device != device or weights.dtype != torch.float64):
-            raise ValueError(f"weights for logits on {device} must be float64 there: {weights.dtype}, {weights.device}")
-        loss = torch.empty((), dtype=torch.float32, device=device)
-        if self.gather is not None:
-            self.gather(stream, space)
-        nothing = space
-        numbers = nothing if weights is None else weights, nothing if added is None else added
-        self.tail(stream, space, *numbers, loss, *annotated)
-        return loss
-
-
 class LossLaunches(NamedTuple):
     """All launches of a loss, forward and backward, for tensors of certain shapes and types."""
 
@@ -65,12 +39,17 @@ class LossLaunches(NamedTuple):
     space: int  # numbers to work in, laid out as `tail` says
     options: Options
     labels: bool
+    node: Node
 
     def __call__(
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         others = target, mask, weights, added, annotated if annotated is None else annotated.contiguous()
+        if logits.is_cuda and torch.version.cuda:
+            made = self.node(driver.active.get_current_stream(logits.device.index), logits, *others)
+            if made is not None:
+                return made
         loss: Tensor = FusedLoss.apply(logits, others, self)  # type: ignore[no-untyped-call]
         return loss
 
@@ -127,17 +106,20 @@ class FusedLoss(torch.autograd.Function):
         with current_stream(logits.device) as stream:
             launches.over_pixels.forward(stream, logits, target, logits if mask is None else mask, space, *given)
             loss = launches.ending(stream, space, weights, added, *given)
-        ctx.launches, ctx.memory = launches, _memory(logits, target, mask)
-        ctx.save_for_backward(logits, target, mask, annotated, space)
+        # What a checkpoint sees saved is the same by `node.cpp`, which may make the loss when it is computed again.
+        ctx.launches, ctx.places, ctx.space = launches, places(logits, target, mask), space
+        ctx.save_for_backward(logits, target, mask, annotated)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
-        logits, target, mask, annotated, space = ctx.saved_tensors
-        if ctx.memory != _memory(logits, target, mask):
-            return _backward_of_copies(ctx.launches, grad, logits, target, mask, annotated, space), None, None
+        logits, target, mask, annotated = ctx.saved_tensors
+        space = ctx.space
+        if ctx.places != places(logits, target, mask) or is_lazy(grad):
+            options, labels = ctx.launches.options, ctx.launches.labels
+            return _backward_of_copies(options, labels, grad, logits, target, mask, annotated, space), None, None
         result = torch.empty_like(logits)
         mask, given = logits if mask is None else mask, () if annotated is None else (annotated,)
         with current_stream(logits.device) as stream:
@@ -145,12 +127,8 @@ class FusedLoss(torch.autograd.Function):
         return result, None, None
 
 
-def _memory(logits: Tensor, target: Tensor, mask: Tensor | None) -> tuple[int, ...]:
-    return logits.data_ptr(), target.data_ptr(), 0 if mask is None else mask.data_ptr()
-
-
 def _backward_of_copies(
-    launches: LossLaunches, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None,
+    options: Options, labels: bool, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None,
     annotated: Tensor | None, space: Tensor,
 ) -> Tensor:  # fmt: skip
     """For saved tensors that came back as copies, from the host's memory for one: their strides may be others."""
@@ -158,9 +136,9 @@ def _backward_of_copies(
     if len(set(devices)) > 1:
         raise RuntimeError(f"logits, target or mask changed their device between forward and backward: {devices}")
     batch, classes = logits.shape[:2]
-    slopes = space[: len(launches.options.want) * batch * classes].view(-1, batch, classes)
-    flat = flatten(logits, target, mask, launches.labels)
-    return backward(grad * slopes, *flat, launches.options, annotated).view_as(logits)
+    slopes = space[: len(options.want) * batch * classes].view(-1, batch, classes)
+    flat = flatten(logits, target, mask, labels)
+    return backward(grad * slopes, *flat, options, annotated).view_as(logits)
 
 
 class TensorSpec(NamedTuple):
@@ -204,34 +182,19 @@ def loss_launches(
     room = room_of(options, batch, classes)
     over_pixels = _pass(*flat, options, partial, 3 * room, lumps(formula, options, labels), scaled=True)
     ending, space = end(formula, options, labels, batch, classes, over_pixels.programs, logits.device, partial)
-    return LossLaunches(over_pixels, ending, space, options, labels)
+
+    def describe(module: Any) -> Any:
+        each = [launch for launch in (over_pixels.forward, *ending, over_pixels.backward) if launch is not None]
+        if any(launch.of_aligned is None for launch in each):  # not all of them have been compiled yet
+            return None
+        by_torch = functools.partial(_backward_of_copies, options, labels)
+        kernels = tuple(launch.described() for launch in each)
+        return module.launches(by_torch, space, driver_of(logits.device), kernels)
+
+    return LossLaunches(over_pixels, ending, space, options, labels, Node(describe))
 
 
-def lumps(formula: Formula, options: Options, labels: bool) -> bool:
-    """Whether every class of a label weighs the same in the cross-entropy."""
-    same_weights = not formula.weighted and all(term.background for term in formula.terms)
-    return labels and options.activation == "softmax" and same_weights and "cross_entropy" in options.want
-
-
-def room_of(options: Options, batch: int, classes: int) -> int:
-    """Numbers that the slopes take in the space of `tail`: an even one, since float64 numbers begin at even places."""
-    slopes = len(options.want) * batch * classes
-    return slopes + slopes % 2
-
-
-def end(
-    formula: Formula, options: Options, labels: bool, batch: int, classes: int, programs: int, device: torch.device,
-    partial: bool = False,
-) -> tuple[Ending, int]:  # fmt: skip
-    """What follows a pass of so many programs for each image, and the numbers in the space of all."""
-    slopes, room = len(options.want) * batch * classes, room_of(options, batch, classes)
-    many = slopes * programs > MOST_PARTIALS
-    gathering = _gather(room, slopes, programs, device) if many else None
-    ending = _tail(formula, options, labels, partial, room, batch, classes, 0 if many else programs, device)
-    return Ending(gathering, ending), 3 * room + slopes * programs
-
-
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def _pass(
     logits: TensorSpec, target: TensorSpec, mask: TensorSpec | None, result: TensorSpec, options: Options,
     partial: bool, offset: int = 0, lump: bool = False, scaled: bool = False,
@@ -240,7 +203,7 @@ def _pass(
         _launch(logits, target, mask, result, options, partial, offset, lump, scaled, backward)
         for backward in (False, True)
     ]
-    return PixelLaunches(launches[0].grid[0] // logits.shape[0], *launches)
+    return PixelLaunches(launches[0].grid[1], *launches)
 
 
 def _launch(
@@ -256,6 +219,7 @@ def _launch(
     shape = tile(classes, count, half, channels_last, logarithms, backward, limited)
     block = fitting(shape, bytes_each, logits.device)
     programs = min(triton.cdiv(count, block.pixels), max(1, resident(logits.device, block) // batch))
+    alone = programs * block.pixels >= count  # every program has one tile: there is none to load ahead
     numbers = (
         classes, count, batch, programs, options.ignore_index or 0, *logits.strides,
         image, channel[0] if channel else 0, pixel, *((0, 0) if mask is None else mask.strides),
@@ -275,69 +239,17 @@ def _launch(
         "BLOCK_C": block.classes,
         "BLOCK_N": block.pixels,
         "VECTOR": block.vector,
-        "STAGES": block.stages,
+        "STAGES": 1 if alone else block.stages,
         "ON_REQUEST": on_request,
         "ENTROPY": "cross_entropy" in options.want,
         "PARTIAL": partial,
     }
     registers = {"num_warps": block.warps, "maxnreg": block.registers}
     if backward:
-        wanted = {"OFFSET": "prediction" in options.want, "HAS_SCALE": scaled}
-        numbers = (*_absent(partial), *numbers, *result.strides, options.gamma)
-        return Launch(pass_backward, batch * programs, numbers, constants | wanted, logits.device, **registers)
+        wanted = {"OFFSET": "prediction" in options.want, "HAS_SCALE": scaled, "SINGLE": alone and not partial}
+        numbers = (*absent(partial), *numbers, *result.strides, options.gamma)
+        return Launch(pass_backward, (batch, programs), numbers, constants | wanted, logits.device, **registers)
     levels = (len(options.want) * block.groups - 1).bit_length()
     constants |= {"TALLY": not channel and "target" in options.want, "LEVELS": levels}
-    numbers = (*_absent(partial), offset, *numbers, options.gamma)
-    return Launch(pass_forward, batch * programs, numbers, constants, logits.device, **registers)
-
-
-def _absent(partial: bool) -> tuple[None, ...]:
-    """`annotated`, the last of a kernel's tensors, where it is no tensor."""
-    return () if partial else (None,)
-
-
-def _gather(room: int, sums: int, programs: int, device: torch.device) -> Launch:
-    blocks = {"BLOCK_P": 128, "BLOCK_J": 32}
-    return Launch(gather, triton.cdiv(sums, 32), (room, sums, programs), blocks, device, num_warps=4)
-
-
-def _tail(
-    formula: Formula, options: Options, labels: bool, partial: bool, room: int, batch: int, classes: int,
-    programs: int, device: torch.device,
-) -> Launch:  # fmt: skip
-    terms, forms = formula.terms, [term.form for term in formula.terms]
-    rows_added = list(accumulate(bool(form.added) for form in forms))
-    images = batch if formula.over_batch else 1
-    rows, block = max(1, programs) * images, triton.next_power_of_2(batch * classes // images)
-    split = min(max(1, 32 * TAIL_WARPS // block), triton.next_power_of_2(rows))
-    constants = {
-        "KIND": tuple(KINDS.index(form.kind) for form in forms),
-        "NUMBERS": tuple(float(number) for form in forms for number in form.numbers),
-        "COEFFICIENTS": (*(value for form in forms for value in form.coefficients), 0.0),  # never empty
-        "BOUNDS": tuple(accumulate((len(form.coefficients) for form in forms), initial=0)),
-        "ADDED": tuple(row - 1 if form.added else -1 for form, row in zip(forms, rows_added, strict=True)),
-        "EACH_ADDED": formula.each_added,
-        "FACTOR": tuple(term.factor for term in terms),
-        "BACKGROUND": tuple(int(term.background) for term in terms),
-        "SKIP": tuple(int(term.skip_absent) for term in terms),
-        "MEAN": formula.mean,
-        "LABELS": labels,
-        "SIGMOID": options.activation == "sigmoid",
-        "WEIGHTS": formula.weighted,
-        "OVER_BATCH": formula.over_batch,
-        **_places(options.want),
-        "PARTIAL": partial,
-        "SERIES": SERIES,
-        "FIELDS": len(options.want),
-        "GATHERED": programs == 0,
-        "BLOCK": block,
-        "SPLIT": split,
-        "AT_ONCE": min(4, triton.cdiv(rows, 4 * split)),
-        "BLOCK_B": triton.next_power_of_2(batch),
-    }
-    numbers = (*_absent(partial), room, batch, classes, max(1, programs))
-    return Launch(tail, 1, numbers, constants, device, num_warps=TAIL_WARPS)
-
-
-def _places(want: tuple[str, ...]) -> dict[str, int]:
-    return {name.upper(): want.index(name) if name in want else -1 for name in SUMS}
+    numbers = (*absent(partial), offset, *numbers, options.gamma)
+    return Launch(pass_forward, (batch, programs), numbers, constants, logits.device, **registers)

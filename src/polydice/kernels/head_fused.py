@@ -13,10 +13,12 @@ import triton
 from torch import Tensor
 
 from polydice.kernels.eager import sum_dtype
+from polydice.kernels.ending import MOST_ELEMENTS, Ending, end, lumps, room_of
 from polydice.kernels.fields import ACTIVATIONS, ON_REQUEST, SUMS, Formula, Options
-from polydice.kernels.fused import MOST_ELEMENTS, Ending, TensorSpec, end, lumps, room_of, spec
+from polydice.kernels.fused import TensorSpec, spec
 from polydice.kernels.head_pass import head_backward, head_collect, head_forward
 from polydice.kernels.head_tiles import HeadTile, fits, head_programs, head_tile
+from polydice.kernels.inputs import places
 from polydice.kernels.launch import Launch, current_stream
 
 Needed = tuple[bool, bool, bool]  # which gradients: of features, weight, bias
@@ -39,9 +41,6 @@ class Inputs(NamedTuple):
     def pointers(self) -> list[Tensor]:
         """As the kernels take them: something in place of what is not there."""
         return [self.features if tensor is None else tensor for tensor in self]
-
-    def memory(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self.pointers()]
 
     def flat(self, labels: bool) -> "Inputs | None":
         """Of specs: with all pixels along one axis; None where the kernels could not address them as they lie."""
@@ -159,7 +158,7 @@ class FusedHead(torch.autograd.Function):
         with current_stream(features.device) as stream:
             launches.forward(stream, *inputs.pointers(), space)
             loss = launches.ending(stream, space, weights, added)
-        ctx.launches, ctx.memory = launches, inputs.memory()
+        ctx.launches, ctx.places = launches, places(*inputs)
         ctx.save_for_backward(*inputs, space)
         return loss
 
@@ -169,7 +168,7 @@ class FusedHead(torch.autograd.Function):
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         *saved, space = ctx.saved_tensors
         inputs, launches, needed = Inputs(*saved), ctx.launches, ctx.needs_input_grad[:3]
-        if ctx.memory == inputs.memory():
+        if ctx.places == places(*inputs):
             found = launches.gradients(needed)(space, grad, inputs)
         else:
             found = _gradients_of_copies(launches, needed, space, grad, inputs)
@@ -207,7 +206,7 @@ def _gradients(
     cut, count = classes * width, classes * (width + 1)
     constants = {"OF_WEIGHT": needed[1], "OF_BIAS": needed[2], "BLOCK_P": COLLECTED[0], "BLOCK_J": COLLECTED[1]}
     collect = Launch(
-        head_collect, triton.cdiv(count, COLLECTED[1]), (cut, count, programs), constants, inputs.features.device,
+        head_collect, (triton.cdiv(count, COLLECTED[1]), 1), (cut, count, programs), constants, inputs.features.device,
         num_warps=4,
     )  # fmt: skip
     return Gradients(needed, over_pixels, collect, programs * count)
@@ -240,7 +239,7 @@ def _launch(
             **dict(zip(("OF_FEATURES", "OF_WEIGHT", "OF_BIAS"), needed, strict=True)),
         }
     return Launch(
-        kernel, batch * programs, numbers, constants, features.device,
+        kernel, (batch * programs, 1), numbers, constants, features.device,
         num_warps=block.warps, maxnreg=block.registers,
     )  # fmt: skip
 

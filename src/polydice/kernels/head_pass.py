@@ -211,7 +211,7 @@ def head_backward(
     program = tl.program_id(0) % programs
     factor = tl.load(scale) if HAS_SCALE else 1.0
     w = _weight(weight, classes, width, features.dtype.element_ty, WHOLE, BLOCK_C, BLOCK_F)
-    slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, 1, BLOCK_C, ON_REQUEST)
+    slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, False, 1, BLOCK_C, ON_REQUEST)
     once: tl.constexpr = ACTIVATION == SOFTMAX and LABELS and ENTROPY  # as in `pass_backward`
     none = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     of_weight = tl.zeros((BLOCK_C, BLOCK_F), tl.float32)

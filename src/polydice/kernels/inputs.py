@@ -1,5 +1,7 @@
 """What the tensors of a call may be, by shape, type and device. Their values are looked at in the pass itself."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,17 @@ def check_annotated(annotated: Tensor, logits: Tensor) -> None:
         raise ValueError(f"annotated must be [B, C] = {list(logits.shape[:2])}: {list(annotated.shape)}")
     if annotated.device != logits.device:
         raise ValueError(f"logits are on {logits.device}, annotated on {annotated.device}")
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether torch has yet to do something to what lies in its memory: to negate it, or to make it 0."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def places(*tensors: Tensor | None) -> list[Any]:
+    """Where they are and how they lie there. What was saved may come back as a copy, which may even come to lie where
+    its original was, in another order."""
+    return [tensor if tensor is None else (tensor.data_ptr(), tensor.stride()) for tensor in tensors]
 
 
 def _show(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> str:

@@ -1,4 +1,4 @@
-/* A whole loss of labels on a CPU: the sums over the pixels, the formula of `tail.py`, and the gradient of the logits.
+/* A whole loss on a CPU: the sums over the pixels, the formula of `tail.py`, and the gradient of the logits.
    native.py compiles and calls it. C alone: nothing of torch, Python or the mathematical library. */
 
 #include <math.h>
@@ -7,20 +7,23 @@
 #include <string.h>
 
 typedef struct {
-    int64_t batch, classes, count; /* logits [batch, classes, count], labels [batch, count] */
+    int64_t batch, classes, count; /* logits [batch, classes, count], labels [batch, count], or masks as the logits */
     int64_t piece;                 /* pixels of a piece; the last of an image may have fewer */
     int64_t pieces;                /* of an image */
     int64_t ignore;
-    int32_t has_ignore, label_type, sigmoid, entropy, regions, exact;
+    int32_t has_ignore, target_type, sigmoid, entropy, regions, exact;
 } Pass;
+
+enum { BYTES = 5, TRUTHS, FLOATS }; /* types of masks; those before are labels */
 
 /* Sums over pixels: of y(1 - p) and (1 - y)p, from which those of yp and p follow without loss where a prediction is
    nearly right, and not the other way round; and slopes, among which those two are. */
-enum { MISSED, WRONG, PREDICTION_SQ, ERROR, ENTROPY, TARGET, PIXELS, SUMS };
+enum { MISSED, WRONG, PREDICTION_SQ, ERROR, ENTROPY, TARGET, TARGET_SQ, PIXELS, SUMS };
 enum { OVERLAP, PREDICTION, SLOPES = ENTROPY + 1 };
 
 static const double LARGEST = 0x1p120; /* as eager.LARGEST */
 static const double TINY = 0x1p-126;   /* as geometry.TINY */
+static const float TOLERANCE = 1e-3f;  /* as eager.TOLERANCE */
 
 typedef struct { int64_t from, to; } Span; /* among the pixels of all images */
 
@@ -56,8 +59,9 @@ static const double OF_FACTORIAL[] = {
     1. / 39916800, 1. / 479001600, 1. / 6227020800,
 };
 
-#define ROWS 10       /* of a line, beside those of each class */
+#define ROWS 11       /* of a line, beside those of each class */
 #define FAR 0x1p-60f /* where the background's power, of a pixel that is background, has lost too many digits */
+#define SPECIAL static inline __attribute__((always_inline)) /* compiled anew for each argument that is a constant */
 #define PRAGMA(words) _Pragma(#words)
 #define VECTORS PRAGMA(omp simd)
 #define VECTORS_OF_SUMS(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
@@ -105,18 +109,18 @@ static const double OF_FACTORIAL[] = {
 #include "native_pixels.h"
 
 int polydice_forward(
-    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, int64_t first, int64_t last,
+    const Pass *pass, const float *logits, const void *target, const uint8_t *annotated, int64_t first, int64_t last,
     double *parts
 ) {
-    return (pass->exact ? forward_double : forward_float)(pass, logits, labels, annotated, first, last, parts);
+    return (pass->exact ? forward_double : forward_float)(pass, logits, target, annotated, first, last, parts);
 }
 
 int polydice_backward(
-    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, const double *slopes,
+    const Pass *pass, const float *logits, const void *target, const uint8_t *annotated, const double *slopes,
     const float *grad, int64_t first, int64_t last, float *gradient
 ) {
     return (pass->exact ? backward_double : backward_float)(
-        pass, logits, labels, annotated, slopes, *grad, first, last, gradient
+        pass, logits, target, annotated, slopes, *grad, first, last, gradient
     );
 }
 
@@ -217,7 +221,8 @@ static double weight_of(const Term *term, const double *weights, const double *s
 
 static double count_of(const Pass *pass, const Term *term, double weight, const double *sums, int64_t c) {
     if (term->kind != PIXELWISE) return weight;
-    return pass->sigmoid ? (c < !term->background ? 0 : sums[PIXELS]) : weight * sums[TARGET];
+    if (pass->sigmoid) return c < !term->background ? 0 : sums[PIXELS];
+    return pass->target_type < BYTES ? weight * sums[TARGET] : c == 0 ? sums[PIXELS] : 0; /* as torch has it */
 }
 
 /* parts [batch * pieces, C, SUMS], which it adds up in place -> the loss and its slopes [batch, C, SLOPES]. */
@@ -249,7 +254,7 @@ void polydice_formula(
         for (int64_t n = 0; n < rows * classes; n++) {
             const double *here = sums + n * SUMS, weight = weight_of(term, own_weights, here, n % classes);
             if (weight == 0 || !is_known(pass, annotated, rows, n)) continue;
-            const double a = here[TARGET], b = here[PREDICTION_SQ], e = here[ERROR];
+            const double a = here[TARGET_SQ], b = here[PREDICTION_SQ], e = here[ERROR];
             double more = 0;
             if (term->added >= 0) more = added[formula->each_added ? term->added * classes + n % classes : term->added];
             const Value value = term->kind == POLYNOMIAL ? polynomial(term, formula->coefficients, more, a, b, e)
@@ -272,21 +277,21 @@ void polydice_formula(
 
 /* Forward and the formula, for one thread. */
 int polydice_loss(
-    const Pass *pass, const Formula *formula, const float *logits, const void *labels, const uint8_t *annotated,
+    const Pass *pass, const Formula *formula, const float *logits, const void *target, const uint8_t *annotated,
     const double *weights, const double *added, double *slopes, float *loss
 ) {
     const int64_t pieces = pass->batch * pass->pieces;
     double *parts = malloc(pieces * pass->classes * SUMS * sizeof(double));
     if (!parts) return -1;
-    const int status = polydice_forward(pass, logits, labels, annotated, 0, pieces, parts);
+    const int status = polydice_forward(pass, logits, target, annotated, 0, pieces, parts);
     if (!status) polydice_formula(pass, formula, parts, annotated, weights, added, slopes, loss);
     free(parts);
     return status;
 }
 
-/* Tries all of it on some lines of three classes, in float32 and in float64, with pixels that are ignored and, in the second
-   image, a class that is not annotated: what was compiled may not run on this processor, or not be what was meant. Returns
-   0 if it does and is. */
+/* Tries all of it on some lines of three classes, in float32 and in float64: with labels, pixels that are ignored and, in
+   the second image, a class that is not annotated, and with masks. What was compiled may not run on this processor, or not
+   be what was meant. Returns 0 if it does and is. */
 int polydice_try(void) {
     enum { IMAGES = 2, CLASSES = 3, COUNT = 1100, LOGITS = IMAGES * CLASSES * COUNT };
     const uint8_t annotated[] = {1, 1, 1, 1, 0, 1};
@@ -301,19 +306,23 @@ int polydice_try(void) {
     const Formula formula = {.terms = 4, .mean = 1, .term = terms, .coefficients = &half};
     static float logits[LOGITS], gradient[2][LOGITS];
     static uint8_t labels[IMAGES * COUNT];
+    static float masks[LOGITS];
     int wrong = 0;
-    for (int n = 0; n < LOGITS; n++) logits[n] = (float)(n * 7919 % 1009) / 100 - 5;
+    for (int n = 0; n < LOGITS; n++) logits[n] = (float)(n * 7919 % 1009) / 100 - 5, masks[n] = (float)(n % 4) / 3;
     for (int n = 0; n < IMAGES * COUNT; n++) labels[n] = n % 5 == 4 ? 255 : n < COUNT ? n % 3 : n % 2 * 2;
-    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
+    for (int kind = 0; kind < 4; kind++) {
+        const int sigmoid = kind % 2, of_masks = kind / 2;
+        const void *target = of_masks ? (const void *)masks : labels;
+        const uint8_t *known = of_masks ? 0 : annotated;
         double slopes[IMAGES * CLASSES * SLOPES], sum = 0;
         float loss[2];
         for (int exact = 0; exact < 2; exact++) {
             const Pass pass = {
-                IMAGES, CLASSES, COUNT, COUNT, 1, 255, .has_ignore = 1, .sigmoid = sigmoid, .entropy = 1, .regions = 1,
-                .exact = exact,
+                IMAGES, CLASSES, COUNT, COUNT, 1, 255, .has_ignore = !of_masks, .target_type = of_masks ? FLOATS : 0,
+                .sigmoid = sigmoid, .entropy = 1, .regions = 1, .exact = exact,
             };
-            wrong |= polydice_loss(&pass, &formula, logits, labels, annotated, 0, 0, slopes, loss + exact);
-            wrong |= polydice_backward(&pass, logits, labels, annotated, slopes, &grad, 0, IMAGES, gradient[exact]);
+            wrong |= polydice_loss(&pass, &formula, logits, target, known, 0, 0, slopes, loss + exact);
+            wrong |= polydice_backward(&pass, logits, target, known, slopes, &grad, 0, IMAGES, gradient[exact]);
         }
         wrong |= !(fabs(loss[0] - loss[1]) < 1e-5) || !(loss[1] > 1 && loss[1] < 10);
         for (int n = 0; n < LOGITS; n++) {

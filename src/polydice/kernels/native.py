@@ -1,4 +1,4 @@
-"""A whole loss on a CPU: of labels and float32 logits, what the launches of `fused.py` are on CUDA.
+"""A whole loss on a CPU, of float32 logits: what the launches of `fused.py` are on CUDA.
 
 The plain pass takes a dozen torch operations for each block of pixels, and some 200 more for the formula of a loss.
 `native.c` reads the logits twice, once for the sums and once for the gradient, and forms the loss of a few numbers in a
@@ -6,7 +6,9 @@ microsecond. `compiling.py` compiles it at its first use; where that cannot be, 
 """
 
 import ctypes
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +17,14 @@ from torch.autograd import forward_ad
 
 from polydice.kernels import compiling, eager
 from polydice.kernels.fields import ON_REQUEST, Formula, Options
+from polydice.kernels.inputs import is_lazy, places
+from polydice.kernels.node import Node, address
 from polydice.kernels.threads import on_threads
 
-LABELS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # native.c numbers them so
+LABELS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # native.c numbers them so,
+MASKS = {torch.uint8: 5, torch.bool: 6, torch.float32: 7}  # and these so
 KINDS = ("polynomial", "ratio", "overlap", "entropy")  # and these
-SUMS, SLOPES = 7, 5  # of a class
+SUMS, SLOPES = 8, 5  # of a class
 # Up to so many logits the pixels are computed in float64: there rounding does not average out.
 EXACT = 1 << 13
 PIECE, LINE = 1 << 17, 64  # logits that a thread takes at a time, of whole runs of pixels
@@ -30,7 +35,7 @@ WANTED = ("intersection", "prediction", "prediction_sq", "error_sq", "cross_entr
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "classes", "count", "piece", "pieces", "ignore")),
-        *((name, ctypes.c_int32) for name in ("has_ignore", "label_type", "sigmoid", "entropy", "regions", "exact")),
+        *((name, ctypes.c_int32) for name in ("has_ignore", "target_type", "sigmoid", "entropy", "regions", "exact")),
     )
 
 
@@ -62,17 +67,23 @@ class NativeLaunches(NamedTuple):
     spans: tuple[tuple[int, int], ...]  # pieces that a thread takes together
     threads: int  # at most
     options: Options
+    labels: bool
+    node: Node | None  # for one thread
 
     def __call__(
         self, logits: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, added: Tensor | None,
         annotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         annotated = annotated if annotated is None else annotated.contiguous()
+        if self.node is not None:
+            made = self.node(0, logits, target, None, weights, added, annotated)
+            if made is not None:
+                return made
         loss: Tensor = NativeLoss.apply(logits, (target, annotated, weights, added), self)  # type: ignore[no-untyped-call]
         return loss
 
     def forward(self, *pointers: int) -> int:
-        """Of logits, labels, what is annotated, weights, what is added, slopes and loss."""
+        """Of logits, target, what is annotated, weights, what is added, slopes and loss."""
         if self.threads == 1:
             return int(_library().polydice_loss(*self.at, *pointers))
         parts = torch.empty(self.parts, dtype=torch.float64, device="cpu")
@@ -81,7 +92,7 @@ class NativeLaunches(NamedTuple):
         return status
 
     def backward(self, *pointers: int) -> int:
-        """Of logits, labels, what is annotated, slopes, the loss's gradient and that of the logits."""
+        """Of logits, target, what is annotated, slopes, the loss's gradient and that of the logits."""
         *given, gradient = pointers
         if self.threads == 1:
             return int(_library().polydice_backward(self.at[0], *given, 0, self.pieces, gradient))
@@ -106,10 +117,10 @@ class NativeLoss(torch.autograd.Function):
         loss, slopes = logits.new_empty(()), launches.slopes()
         pixels = _pointers(logits, target, annotated)
         if launches.forward(*pixels, *_pointers(weights, added), ctypes.addressof(slopes), loss.data_ptr()):
-            # A bad label, if it is not memory: the plain pass says which.
-            eager.forward(*eager.flatten(logits, target, None, labels=True), launches.options, annotated)
+            # A bad label or mask, if it is not memory: the plain pass says which.
+            eager.forward(*eager.flatten(logits, target, None, launches.labels), launches.options, annotated)
             raise MemoryError
-        ctx.launches, ctx.slopes, ctx.pixels = launches, slopes, pixels
+        ctx.launches, ctx.slopes, ctx.places = launches, slopes, places(logits, target, annotated)
         ctx.save_for_backward(logits, target, annotated)
         return loss
 
@@ -118,11 +129,13 @@ class NativeLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently be 0
             raise RuntimeError("polydice's losses can be differentiated once, not twice")
         logits, target, annotated = ctx.saved_tensors
-        if is_watched() or grad.is_neg() or _pointers(logits, target, annotated) != ctx.pixels:
-            return _backward_by_torch(ctx, grad, logits, target, annotated), None, None
+        if is_watched() or is_lazy(grad) or places(logits, target, annotated) != ctx.places:
+            slopes = torch.tensor(list(ctx.slopes), dtype=torch.float64, device=logits.device)
+            launches, saved = ctx.launches, (logits, target, None, annotated)
+            return _backward_by_torch(launches.options, launches.labels, grad, *saved, slopes), None, None
         gradient = torch.empty_like(logits)
-        given = *ctx.pixels, ctypes.addressof(ctx.slopes), grad.data_ptr(), gradient.data_ptr()
-        if ctx.launches.backward(*given):
+        pixels, at = _pointers(logits, target, annotated), ctypes.addressof(ctx.slopes)
+        if ctx.launches.backward(*pixels, at, grad.data_ptr(), gradient.data_ptr()):
             raise MemoryError
         return gradient, None, None
 
@@ -131,14 +144,16 @@ def _pointers(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-def _backward_by_torch(ctx: Any, grad: Tensor, logits: Tensor, target: Tensor, annotated: Tensor | None) -> Tensor:
-    """For saved tensors that came back as others, and where somebody looks at operators."""
-    activation, ignore_index, want, gamma = ctx.launches.options
-    each = torch.tensor(list(ctx.slopes), dtype=torch.float64, device=logits.device)
-    slopes = dict(zip(WANTED, each.view(*logits.shape[:2], SLOPES).unbind(2), strict=True))
+def _backward_by_torch(
+    options: Options, labels: bool, grad: Tensor, logits: Tensor, target: Tensor, mask: None,
+    annotated: Tensor | None, each: Tensor,
+) -> Tensor:  # fmt: skip
+    """For saved tensors that came back as others, and where somebody looks at operators. `each`: the slopes."""
+    activation, ignore_index, want, gamma = options
+    slopes = dict(zip(WANTED, each.to(logits.device).view(*logits.shape[:2], SLOPES).unbind(2), strict=True))
     nothing = torch.zeros_like(slopes["intersection"])
     stacked = torch.stack([slopes.get(name, nothing) for name in want]) * grad
-    flat = eager.flatten(logits, target, None, labels=True)
+    flat = eager.flatten(logits, target, None, labels)
     found = torch.ops.polydice.pixel_sums_backward(
         stacked, *flat, activation, ignore_index, list(want), False, gamma, annotated
     )
@@ -155,13 +170,14 @@ def is_watched() -> bool:
 
 
 def native_launches(
-    formula: Formula, options: Options, logits: Tensor, target: Tensor, mask: Tensor | None
-) -> NativeLaunches | None:
-    """Of a target that is labels. None where the plain pass must do it: on what is rare, or where nothing could be
-    compiled."""
-    usual = logits.device.type == "cpu" and logits.dtype == torch.float32 and target.dtype in LABELS
+    formula: Formula, options: Options, labels: bool, logits: Tensor, target: Tensor, mask: Tensor | None,
+    annotated: Tensor | None,
+) -> NativeLaunches | None:  # fmt: skip
+    """None where the plain pass must do it: on what is rare, or where nothing could be compiled."""
+    usual = logits.device.type == "cpu" and logits.dtype == torch.float32
+    known = target.dtype in LABELS if labels else target.dtype in MASKS and annotated is None
     if (
-        not usual
+        not (usual and known)
         or not (logits.is_contiguous() and target.is_contiguous())
         or mask is not None
         or not set(ON_REQUEST).isdisjoint(options.want)
@@ -171,13 +187,13 @@ def native_launches(
         or compiling.obstacle()
     ):
         return None
-    batch, classes = logits.shape[:2]
-    count = target.numel() // batch
+    batch, classes, *spatial = logits.shape
+    count, kind = math.prod(spatial), LABELS.index(target.dtype) if labels else MASKS[target.dtype]
     piece = min(count, max(LINE, PIECE // classes // LINE * LINE))
     pieces = -(-count // piece)
     over = _Pass(
         batch, classes, count, piece, pieces, options.ignore_index or 0, options.ignore_index is not None,
-        LABELS.index(target.dtype), options.activation == "sigmoid", "cross_entropy" in options.want,
+        kind, options.activation == "sigmoid", "cross_entropy" in options.want,
         "intersection" in options.want, logits.numel() <= EXACT,
     )  # fmt: skip
     threads, whole = max(1, logits.numel() // FOR_A_THREAD), batch * pieces
@@ -185,8 +201,16 @@ def native_launches(
     spans = tuple((first, min(first + some, whole)) for first in range(0, whole, some))
     described = _described(formula)
     at = ctypes.addressof(over), ctypes.addressof(described)
-    sizes = whole, ctypes.c_double * (batch * classes * SLOPES), whole * classes * SUMS
-    return NativeLaunches(over, described, at, *sizes, spans, threads, options)
+    slopes = batch * classes * SLOPES
+
+    def describe(module: Any) -> Any:
+        code = _library()
+        functions = address(code.polydice_loss), address(code.polydice_backward)
+        by_torch = partial(_backward_by_torch, options, labels)
+        return module.native(by_torch, (over, described), slopes, *functions, *at, whole)
+
+    sizes, node = (whole, ctypes.c_double * slopes, whole * classes * SUMS), Node(describe) if threads == 1 else None
+    return NativeLaunches(over, described, at, *sizes, spans, threads, options, labels, node)
 
 
 def _described(formula: Formula) -> _Formula:

@@ -1,5 +1,5 @@
-/* The pass over the pixels of labels, [C, N] an image. native.c includes this once for each type REAL in which pixels are
-   computed; NAME(x) is x of that type.
+/* The pass over the pixels, [C, N] an image. native.c includes this once for each type REAL in which pixels are computed;
+   NAME(x) is x of that type.
 
    Some hundred pixels, a line, are read class by class. Every loop goes over the pixels of a line and nothing in it
    depends on the pixel before, so compilers make vectors of it. What is left at the end of an image is filled up to whole
@@ -54,6 +54,10 @@ typedef struct {
     int far;              /* whether it is FAR somewhere where it is the truth: then also */
     REAL *of_group, *most_of_group; /* the same power, of the group's own largest logit, and that */
     REAL *shown;          /* 1, or 0 where nothing is labelled */
+    REAL *y;              /* the masks of a class */
+    const void *masks;    /* those of the line, of class 0 and, with the stride of an image, the others */
+    int beyond;           /* whether one was beyond 0 and 1 */
+    int64_t labelled;     /* how many pixels of the line have masks; the others fill it up */
     NAME(Slope) *slope;   /* [C] */
     INT *label;           /* -1 where nothing is labelled */
     const uint8_t *known; /* [C]: the classes that are annotated in this image; 0: all of them */
@@ -64,14 +68,15 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
     REAL *room = malloc(reals * sizeof(REAL) + 2 * classes * pixels * sizeof(float) + pixels * sizeof(INT));
     if (!room) return 0;
     line->pixels = pixels;
+    line->beyond = 0;
     line->power = room;
     line->h = line->power + classes * pixels;
     REAL **each[ROWS] = {
         &line->most,   &line->inverse, &line->surprise, &line->inner,         &line->pull,
-        &line->merged, &line->share,   &line->of_group, &line->most_of_group, &line->shown,
+        &line->merged, &line->share,   &line->of_group, &line->most_of_group, &line->shown, &line->y,
     };
     for (int n = 0; n < ROWS; n++) *each[n] = line->h + (classes + n) * pixels;
-    line->slope = (NAME(Slope) *)(line->shown + pixels);
+    line->slope = (NAME(Slope) *)(line->y + pixels);
     line->label = (INT *)(line->slope + classes);
     line->copy = (float *)(line->label + pixels);
     line->made = line->copy + classes * pixels;
@@ -81,7 +86,7 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
 /* Labels of one type, which are compared as WIDE: int64_t where they may be that large. */
 #define READ(TYPE, WIDE)                                                                                                 \
     {                                                                                                                    \
-        const TYPE *restrict given = (const TYPE *)labels + from;                                                        \
+        const TYPE *restrict given = (const TYPE *)target + from;                                                        \
         const WIDE most = (WIDE)limit, ignored = (WIDE)pass->ignore;                                                     \
         if (pass->has_ignore && ignored == pass->ignore) {                                                               \
             for (int64_t n = 0; n < count; n++) {                                                                        \
@@ -107,26 +112,31 @@ static void *NAME(make_line)(NAME(Line) *line, int64_t classes) {
 /* Reads `count` pixels from `from` on, counted over all images, and fills them up to `whole`. Returns whether a label is
    none, or of a class that is not annotated. */
 static inline int NAME(read)(
-    const Pass *pass, NAME(Line) *line, const float *logits, const void *labels, int64_t from, int64_t count,
+    const Pass *pass, NAME(Line) *line, const float *logits, const void *target, int64_t from, int64_t count,
     int64_t whole
 ) {
     const int64_t image = from / pass->count, classes = pass->classes, limit = classes > 1 ? classes : 2;
+    const int64_t start = image * classes * pass->count + from % pass->count;
     INT *restrict label = line->label;
     int bad = 0, hidden = 0;
-    switch (pass->label_type) {
+    switch (pass->target_type) {
         case 0: READ(uint8_t, int32_t)
         case 1: READ(int8_t, int32_t)
         case 2: READ(int16_t, int32_t)
         case 3: READ(int32_t, int32_t)
         case 4: READ(int64_t, int64_t)
+        default:
+            line->masks = (const char *)target + start * (pass->target_type == FLOATS ? sizeof(float) : 1);
+            memset(label, 0, count * sizeof(INT));
     }
+    line->labelled = count;
     if (line->known)
         for (INT c = 0; c < classes; c++) {
             const INT own = classes == 1 ? 1 : c;
             if (!line->known[c])
                 for (int64_t n = 0; n < count; n++) bad |= label[n] == own;
         }
-    line->x = logits + image * classes * pass->count + from % pass->count;
+    line->x = logits + start;
     line->stride = pass->count;
     hidden |= count < whole;
     for (int64_t n = count; n < whole; n++) label[n] = -1;
@@ -144,6 +154,31 @@ static inline int NAME(read)(
     }
     return bad;
 }
+
+/* The masks of a class in a line. Notes whether one is beyond 0 and 1. */
+static inline const REAL *NAME(masks_of)(const Pass *pass, NAME(Line) *line, INT c, int64_t whole) {
+    const uint8_t *restrict bytes = (const uint8_t *)line->masks + c * pass->count;
+    const float *restrict reals = (const float *)line->masks + c * pass->count;
+    REAL *restrict y = line->y;
+    int beyond = 0;
+    if (pass->target_type == TRUTHS)
+        for (int64_t n = 0; n < line->labelled; n++) y[n] = bytes[n] != 0;
+    else if (pass->target_type == BYTES)
+        for (int64_t n = 0; n < line->labelled; n++) y[n] = bytes[n], beyond |= bytes[n] > 1;
+    else
+        for (int64_t n = 0; n < line->labelled; n++)
+            y[n] = reals[n], beyond |= (reals[n] < -TOLERANCE) | (reals[n] > 1 + TOLERANCE);
+    for (int64_t n = line->labelled; n < whole; n++) y[n] = 0;
+    line->beyond |= beyond;
+    return y;
+}
+
+/* The target of class c: in what follows `of_masks` is known when it is compiled. */
+#define TARGET_OF(c)                                                                                                     \
+    const INT *restrict label = line->label;                                                                             \
+    const INT own = pass->sigmoid && pass->classes == 1 ? 1 : c; /* label 1 is the foreground of a single channel */     \
+    const REAL *restrict mask = of_masks ? NAME(masks_of)(pass, line, c, count) : 0
+#define Y(n) (of_masks ? mask[n] : (REAL)(label[n] == own))
 
 /* Merges the classes that are not annotated into the background. */
 static inline void NAME(merge)(const Pass *pass, NAME(Line) *line, int64_t count) {
@@ -215,9 +250,10 @@ static inline void NAME(softmax)(const Pass *pass, NAME(Line) *line, int64_t cou
         for (int64_t n = 0; n < count; n++) total[n] *= line->shown[n];
 }
 
-static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
+SPECIAL void NAME(add_softmax)(
+    const Pass *pass, NAME(Line) *line, int64_t count, double *sums, const int of_masks
+) {
     const REAL *restrict most = line->most, *restrict inverse = line->inverse, *restrict surprise = line->surprise;
-    const INT *restrict label = line->label;
     REAL strange = 0; /* NaN if a pixel is, of whichever class */
     if (pass->entropy) {
         VECTORS_OF_SUMS(strange)
@@ -228,67 +264,79 @@ static inline void NAME(add_softmax)(const Pass *pass, const NAME(Line) *line, i
         const int of_all = line->known && c == 0;
         const float *restrict x = line->x + c * line->stride;
         const REAL *restrict power = of_all ? line->merged : line->power + c * count;
-        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0;
-        VECTORS_OF_SUMS(of_p_sq, of_y, error)
+        TARGET_OF(c);
+        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, of_y_sq = 0, error = 0, entropy = 0;
+        VECTORS_OF_SUMS(of_p_sq, of_y, of_y_sq, error)
         for (int64_t n = 0; n < count; n++) {
-            const REAL p = power[n] * inverse[n], y = label[n] == c, d = y - p;
+            const REAL p = power[n] * inverse[n], y = Y(n), d = y - p;
             of_p_sq += p * p;
             of_y += y;
+            if (of_masks) of_y_sq += y * y;
             error += d * d;
         }
         if (pass->regions) {
             VECTORS_OF_SUMS(missed, wrong)
             for (int64_t n = 0; n < count; n++) {
-                const REAL p = power[n] * inverse[n], y = label[n] == c;
+                const REAL p = power[n] * inverse[n], y = Y(n);
                 missed += y * (1 - p);
                 wrong += p - y * p;
             }
         }
         if (pass->entropy && of_all) {
             VECTORS_OF_SUMS(entropy)
-            for (int64_t n = 0; n < count; n++) entropy += label[n] == 0 ? surprise[n] : 0;
+            for (int64_t n = 0; n < count; n++) entropy += Y(n) != 0 ? surprise[n] : 0;
         } else if (pass->entropy) {
             VECTORS_OF_SUMS(entropy)
-            for (int64_t n = 0; n < count; n++) entropy += label[n] == c ? (most[n] - x[n]) + surprise[n] : 0;
+            for (int64_t n = 0; n < count; n++) entropy += Y(n) != 0 ? Y(n) * ((most[n] - x[n]) + surprise[n]) : 0;
         }
-        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq;
-        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy + strange;
+        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq, sums[PIXELS] += line->labelled;
+        sums[TARGET] += of_y, sums[TARGET_SQ] += of_masks ? of_y_sq : of_y, sums[ERROR] += error, sums[ENTROPY] += entropy + strange;
     }
 }
 
-static inline void NAME(add_sigmoid)(const Pass *pass, const NAME(Line) *line, int64_t count, double *sums) {
+/* p - y, to the last digit also where both are nearly 1. q: 1 - p. */
+static inline REAL NAME(apart)(REAL y, REAL p, REAL q) { return y > (REAL)0.5 ? (1 - y) - q : p - y; }
+
+SPECIAL void NAME(add_sigmoid)(
+    const Pass *pass, NAME(Line) *line, int64_t count, double *sums, const int of_masks
+) {
     const REAL *restrict shown = line->shown;
-    const INT *restrict label = line->label;
+    REAL *restrict powers = line->power;
     for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
         if (line->known && !line->known[c]) continue;
         const float *restrict x = line->x + c * line->stride;
-        const INT own = pass->classes == 1 ? 1 : c; /* label 1 is the foreground of a single channel */
-        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, error = 0, entropy = 0, pixels = 0;
-        VECTORS_OF_SUMS(missed, wrong, of_p_sq, of_y, error, entropy, pixels)
+        TARGET_OF(c);
+        REAL missed = 0, wrong = 0, of_p_sq = 0, of_y = 0, of_y_sq = 0, error = 0, entropy = 0, pixels = 0;
+        VECTORS_OF_SUMS(missed, wrong, of_p_sq, of_y, of_y_sq, error, pixels)
         for (int64_t n = 0; n < count; n++) {
             const REAL z = x[n], power = NAME(exponential)(z < 0 ? z : -z), inverse = 1 / (1 + power);
             const REAL p = (z < 0 ? power * inverse : inverse) * shown[n], q = z < 0 ? inverse : power * inverse;
-            const int true_ = label[n] == own;
-            const REAL d = true_ ? q : p, above = true_ ? -z : z;
-            missed += true_ ? q : 0;
-            wrong += true_ ? 0 : p;
+            const REAL y = Y(n), d = NAME(apart)(y, p, q);
+            missed += y * q;
+            wrong += (1 - y) * p;
             of_p_sq += p * p;
-            of_y += true_;
+            of_y += y;
+            if (of_masks) of_y_sq += y * y;
             error += d * d;
             pixels += shown[n];
-            if (pass->entropy) { /* log(1 + power), whose digits 1 + power has lost where power is small */
-                const REAL lost = (power - ((1 + power) - 1)) * inverse;
-                entropy += shown[n] * ((above > 0 ? above : 0) + (NAME(logarithm)(1 + power) + lost));
+            powers[n] = power;
+        }
+        if (pass->entropy) { /* log(1 + power), whose digits 1 + power has lost where power is small */
+            VECTORS_OF_SUMS(entropy)
+            for (int64_t n = 0; n < count; n++) {
+                const REAL z = x[n], y = Y(n), power = powers[n], lost = (power - ((1 + power) - 1)) / (1 + power);
+                const REAL share = z > 0 ? 1 - y : y, above = share == 0 ? 0 : share * (z > 0 ? z : -z);
+                entropy += shown[n] * (above + (NAME(logarithm)(1 + power) + lost));
             }
         }
-        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq;
-        sums[TARGET] += of_y, sums[ERROR] += error, sums[ENTROPY] += entropy, sums[PIXELS] += pixels;
+        sums[MISSED] += missed, sums[WRONG] += wrong, sums[PREDICTION_SQ] += of_p_sq, sums[PIXELS] += pixels;
+        sums[TARGET] += of_y, sums[TARGET_SQ] += of_masks ? of_y_sq : of_y, sums[ERROR] += error, sums[ENTROPY] += entropy;
     }
 }
 
 /* The gradient of the logits: h is that of the probabilities. */
-static inline void NAME(slopes_of_softmax)(
-    const Pass *pass, const NAME(Line) *line, int64_t count, float *out, int64_t stride
+SPECIAL void NAME(slopes_of_softmax)(
+    const Pass *pass, NAME(Line) *line, int64_t count, float *out, int64_t stride, const int of_masks
 ) {
     REAL *restrict inner = line->inner, *restrict pull = line->pull;
     const REAL *restrict inverse = line->inverse;
@@ -303,15 +351,16 @@ static inline void NAME(slopes_of_softmax)(
             if (c > 0) continue;
             power = line->merged;
         }
+        TARGET_OF(c);
         VECTORS
         for (int64_t n = 0; n < count; n++) {
-            const REAL p = power[n] *= inverse[n], y = label[n] == c;
+            const REAL p = power[n] *= inverse[n], y = Y(n);
             h[n] = slope.error * (p - y) + slope.p_sq * p + slope.p + slope.overlap * y;
             inner[n] += h[n] * p;
         }
         if (pass->entropy) {
             VECTORS
-            for (int64_t n = 0; n < count; n++) pull[n] += label[n] == c ? slope.entropy : 0;
+            for (int64_t n = 0; n < count; n++) pull[n] += Y(n) * slope.entropy;
         }
     }
     for (INT c = 0; c < pass->classes; c++) {
@@ -323,9 +372,10 @@ static inline void NAME(slopes_of_softmax)(
             VECTORS
             for (int64_t n = 0; n < count; n++) to[n] = (float)(p[n] * (h[n] - inner[n]));
         } else if (!member) {
+            TARGET_OF(c);
             VECTORS
             for (int64_t n = 0; n < count; n++)
-                to[n] = (float)(p[n] * (h[n] - inner[n]) + (p[n] * pull[n] - (label[n] == c ? entropy : 0)));
+                to[n] = (float)(p[n] * (h[n] - inner[n]) + (p[n] * pull[n] - Y(n) * entropy));
         } else {
             const float *restrict x = line->x + c * line->stride;
             const REAL *restrict merged = line->merged;
@@ -341,38 +391,37 @@ static inline void NAME(slopes_of_softmax)(
     }
 }
 
-static inline void NAME(slopes_of_sigmoid)(
-    const Pass *pass, const NAME(Line) *line, int64_t count, float *out, int64_t stride
+SPECIAL void NAME(slopes_of_sigmoid)(
+    const Pass *pass, NAME(Line) *line, int64_t count, float *out, int64_t stride, const int of_masks
 ) {
     const REAL *restrict shown = line->shown;
-    const INT *restrict label = line->label;
     for (INT c = 0; c < pass->classes; c++) {
         const NAME(Slope) slope = line->slope[c];
         const float *restrict x = line->x + c * line->stride;
-        const INT own = pass->classes == 1 ? 1 : c;
         float *restrict to = out + c * stride;
         if (line->known && !line->known[c]) {
             memset(to, 0, count * sizeof(float));
             continue;
         }
+        TARGET_OF(c);
         VECTORS
         for (int64_t n = 0; n < count; n++) {
             const REAL z = x[n], power = NAME(exponential)(z < 0 ? z : -z), inverse = 1 / (1 + power);
             const REAL p = z < 0 ? power * inverse : inverse, q = z < 0 ? inverse : power * inverse;
-            const int true_ = label[n] == own;
-            const REAL d = true_ ? -q : p; /* p - y */
-            const REAL h = slope.error * d + slope.p_sq * p + slope.p + (true_ ? slope.overlap : 0);
+            const REAL y = Y(n), d = NAME(apart)(y, p, q);
+            const REAL h = slope.error * d + slope.p_sq * p + slope.p + slope.overlap * y;
             to[n] = (float)(shown[n] * (h * p * q + slope.entropy * d));
         }
     }
 }
 
 /* Both go over pieces of images, from `first` to `last`. Sums of each: [C, SUMS] of `parts`. `annotated`: [B, C], or 0.
-   Returned is 0; 1 for what is wrong with labels, or annotated without the background; -1 without memory. */
+   Returned is 0; 1 for what is wrong with a target, or annotated without the background; -1 without memory. */
 static int NAME(forward)(
-    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, int64_t first, int64_t last,
+    const Pass *pass, const float *logits, const void *target, const uint8_t *annotated, int64_t first, int64_t last,
     double *parts
 ) {
+    const int of_masks = pass->target_type >= BYTES;
     NAME(Line) line;
     void *room = NAME(make_line)(&line, pass->classes);
     int bad = 0;
@@ -387,13 +436,14 @@ static int NAME(forward)(
             const int64_t count = span.to - from < line.pixels ? span.to - from : line.pixels;
             const int64_t whole = whole_of(count);
             double *sums = parts + piece * pass->classes * SUMS;
-            bad |= NAME(read)(pass, &line, logits, labels, from, count, whole);
+            bad |= NAME(read)(pass, &line, logits, target, from, count, whole);
             if (pass->sigmoid) {
-                NAME(add_sigmoid)(pass, &line, whole, sums);
+                of_masks ? NAME(add_sigmoid)(pass, &line, whole, sums, 1) : NAME(add_sigmoid)(pass, &line, whole, sums, 0);
             } else {
                 NAME(softmax)(pass, &line, whole);
-                NAME(add_softmax)(pass, &line, whole, sums);
+                of_masks ? NAME(add_softmax)(pass, &line, whole, sums, 1) : NAME(add_softmax)(pass, &line, whole, sums, 0);
             }
+            bad |= line.beyond;
         }
     }
     free(room);
@@ -401,10 +451,11 @@ static int NAME(forward)(
 }
 
 static int NAME(backward)(
-    const Pass *pass, const float *logits, const void *labels, const uint8_t *annotated, const double *slopes,
+    const Pass *pass, const float *logits, const void *target, const uint8_t *annotated, const double *slopes,
     double grad, int64_t first, int64_t last, float *gradient
 ) {
     const int64_t classes = pass->classes;
+    const int of_masks = pass->target_type >= BYTES;
     NAME(Line) line;
     void *room = NAME(make_line)(&line, classes);
     if (!room) return -1;
@@ -428,12 +479,14 @@ static int NAME(backward)(
             }
             const int64_t whole = whole_of(count), stride = count < whole ? whole : pass->count;
             float *to = count < whole ? line.made : out;
-            NAME(read)(pass, &line, logits, labels, from, count, whole);
+            NAME(read)(pass, &line, logits, target, from, count, whole);
             if (pass->sigmoid) {
-                NAME(slopes_of_sigmoid)(pass, &line, whole, to, stride);
+                of_masks ? NAME(slopes_of_sigmoid)(pass, &line, whole, to, stride, 1)
+                         : NAME(slopes_of_sigmoid)(pass, &line, whole, to, stride, 0);
             } else {
                 NAME(softmax)(pass, &line, whole);
-                NAME(slopes_of_softmax)(pass, &line, whole, to, stride);
+                of_masks ? NAME(slopes_of_softmax)(pass, &line, whole, to, stride, 1)
+                         : NAME(slopes_of_softmax)(pass, &line, whole, to, stride, 0);
             }
             for (int64_t c = 0; c < classes && count < whole; c++)
                 memcpy(out + c * pass->count, to + c * stride, count * sizeof(float));
@@ -442,3 +495,7 @@ static int NAME(backward)(
     free(room);
     return 0;
 }
+
+#undef READ
+#undef TARGET_OF
+#undef Y

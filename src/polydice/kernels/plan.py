@@ -18,7 +18,7 @@ from torch import Tensor
 from polydice.kernels import op
 from polydice.kernels.eager import flatten
 from polydice.kernels.fields import SUMS, Form, Formula, FormulaTerm, Options, PixelSums
-from polydice.kernels.inputs import check_annotated, check_inputs
+from polydice.kernels.inputs import check_annotated, check_inputs, is_lazy
 from polydice.kernels.native import NativeLaunches, is_watched, native_launches
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def plan_loss(
 ) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
     inputs = logits, target, mask, annotated
-    if not are_plain(*inputs) or (logits.device.type == "cpu" and (is_watched() or logits.is_neg())):
+    if not are_plain(*inputs) or is_watched():
         return plan_terms(terms, *inputs)
     known = None if annotated is None else (annotated.shape, annotated.dtype, annotated.device)
     return planned(terms, (seen(logits), seen(target), seen(mask), known), lambda: _plan_whole(terms, *inputs))
@@ -265,15 +265,18 @@ def _kind(numbers: Tensor | None) -> tuple[torch.Size, torch.device, bool] | Non
     return None if numbers is None else (numbers.shape, numbers.device, numbers.requires_grad)
 
 
-def are_plain(*tensors: object) -> bool:
+def are_plain(*tensors: Any) -> bool:
     """Whether these are tensors with memory of their own: their plan can be kept, and kernels can take their pointers.
 
-    Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere.
+    Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere, nor those
+    that are lazy.
     """
+    given = [tensor for tensor in tensors if tensor is not None]
     return (
         not torch.compiler.is_compiling()
-        and _PLAIN.issuperset([type(tensor) for tensor in tensors if tensor is not None])
+        and _PLAIN.issuperset(map(type, given))
         and not torch._C._are_functorch_transforms_active()
+        and not any(map(is_lazy, given))
     )
 
 
@@ -287,8 +290,9 @@ def _launches(
     if formula is None:
         return None
     if not plan.fused:
-        by_torch = not plan.labels or any(loss.impl == "eager" for _, loss in terms)
-        return None if by_torch else native_launches(formula, plan.options, logits, target, mask)
+        if any(loss.impl == "eager" for _, loss in terms):
+            return None
+        return native_launches(formula, plan.options, plan.labels, logits, target, mask, annotated)
     from polydice.kernels.fused import loss_launches, spec
 
     each = spec(logits), spec(target), mask if mask is None else spec(mask)

@@ -24,19 +24,21 @@ LARGEST = tl.constexpr(eager.LARGEST)
 @triton.jit
 def bounded(slope):
     """As `eager.bounded`; NaN stays."""
-    return tl.where(slope > LARGEST, LARGEST, tl.where(slope < -LARGEST, -LARGEST, slope))
+    return tl.clamp(slope, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def slope_of(grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WANT: tl.constexpr):
+def slope_of(
+    grad, factor, image, channel, batch, classes, FIELD: tl.constexpr, WANT: tl.constexpr, ALL: tl.constexpr = False
+):
     """The gradient of one sum of an image in these classes, times the factor, bounded as `eager.bounded` does; 0 where
-    the sum was not wanted, or there is no class."""
+    the sum was not wanted, or there is no class (ALL: there are all of these)."""
     slope = tl.zeros(channel.shape, tl.float32)
     for place in tl.static_range(len(WANT)):
         if WANT[place] == FIELD:
             here = grad + (place * batch + image) * classes + channel
-            slope = tl.load(here, mask=(channel >= 0) & (channel < classes), other=0.0).to(tl.float32) * factor
-            slope = bounded(slope)
+            there = tl.full(channel.shape, True, tl.int1) if ALL else (channel >= 0) & (channel < classes)
+            slope = bounded(tl.load(here, mask=there, other=0.0).to(tl.float32) * factor)
     return slope
 
 
@@ -48,8 +50,8 @@ def of_target(slope, y, LABELS: tl.constexpr):
 
 @triton.jit
 def slopes_of(
-    grad, factor, image, batch, classes, WANT: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr,
-    ON_REQUEST: tl.constexpr,
+    grad, factor, image, batch, classes, WANT: tl.constexpr, FULL: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_C: tl.constexpr, ON_REQUEST: tl.constexpr,
 ):  # fmt: skip
     """What `gradient_of` needs of an image's slopes: tensors `[BLOCK_C, 1]`, one for each group of classes, and the
     cross-entropy's where it is the same for all of them."""
@@ -60,14 +62,14 @@ def slopes_of(
     of_entropy = ()
     for group in tl.static_range(GROUPS):
         channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
-        of_error_sq = 2 * slope_of(grad, factor, image, channel, batch, classes, ERROR_SQ, WANT)
-        of_square = 2 * slope_of(grad, factor, image, channel, batch, classes, PREDICTION_SQ, WANT)
-        of_product = slope_of(grad, factor, image, channel, batch, classes, INTERSECTION, WANT)
-        of_prediction = slope_of(grad, factor, image, channel, batch, classes, PREDICTION, WANT)
+        of_error_sq = 2 * slope_of(grad, factor, image, channel, batch, classes, ERROR_SQ, WANT, FULL)
+        of_square = 2 * slope_of(grad, factor, image, channel, batch, classes, PREDICTION_SQ, WANT, FULL)
+        of_product = slope_of(grad, factor, image, channel, batch, classes, INTERSECTION, WANT, FULL)
+        of_prediction = slope_of(grad, factor, image, channel, batch, classes, PREDICTION, WANT, FULL)
         slope = slope + ((of_error_sq + of_square)[:, None],)
         overlap = overlap + ((of_product - of_error_sq)[:, None],)
         offset = offset + (of_prediction[:, None],)
-        of_logarithm = slope_of(grad, factor, image, channel, batch, classes, CROSS_ENTROPY, WANT)
+        of_logarithm = slope_of(grad, factor, image, channel, batch, classes, CROSS_ENTROPY, WANT, FULL)
         of_entropy = of_entropy + (of_logarithm[:, None],)
     of_focal = ()
     of_uniform = ()
@@ -75,8 +77,8 @@ def slopes_of(
     if ON_REQUEST:
         for group in tl.static_range(GROUPS):
             channel = group * BLOCK_C + tl.arange(0, BLOCK_C)
-            of_focal = of_focal + (slope_of(grad, factor, image, channel, batch, classes, FOCAL, WANT)[:, None],)
-            each = slope_of(grad, factor, image, channel, batch, classes, UNIFORM, WANT)[:, None] / classes
+            of_focal = of_focal + (slope_of(grad, factor, image, channel, batch, classes, FOCAL, WANT, FULL)[:, None],)
+            each = slope_of(grad, factor, image, channel, batch, classes, UNIFORM, WANT, FULL)[:, None] / classes
             of_uniform = of_uniform + (each,)
             of_all += tl.sum(each, 0, keep_dims=True)
     first = tl.where(tl.arange(0, BLOCK_C)[:, None] == 0, of_entropy[0], 0.0)

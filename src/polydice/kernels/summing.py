@@ -86,11 +86,13 @@ def labelled(sums, WANT: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def walked_over(program, end, count, programs, BLOCK_N: tl.constexpr):
-    """How many pixels a program has walked over."""
-    tiles = ((tl.cdiv(end, BLOCK_N) - program + programs - 1) // programs).to(tl.int64)
-    beyond = (program + (tiles - 1) * programs + 1) * BLOCK_N - count
-    return tl.where(end > 0, tiles * BLOCK_N - tl.maximum(beyond, 0), 0)
+def walked_over(program, rounds, count, programs, EVEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """How many pixels a program has walked over, in so many rounds."""
+    walked = rounds * BLOCK_N
+    if not EVEN:
+        beyond = (program + (rounds - 1).to(tl.int64) * programs + 1) * BLOCK_N - count
+        walked -= tl.where(rounds > 0, tl.maximum(beyond, 0), 0).to(tl.int32)
+    return walked
 
 
 @triton.jit
@@ -124,8 +126,9 @@ def store_each(
 
 @triton.jit
 def store_together(
-    out, sums, poison, step, classes, annotated, PLACES: tl.constexpr, LEVELS: tl.constexpr, PARTIAL: tl.constexpr
-):
+    out, sums, poison, step, annotated, PLACES: tl.constexpr, GROUPS: tl.constexpr, LEVELS: tl.constexpr,
+    PARTIAL: tl.constexpr,
+):  # fmt: skip
     """Few classes: all sums of all of them are laid side by side, so that the threads add them up in one go."""
     for index in tl.static_range(PLACES, 1 << LEVELS):
         sums = sums + (sums[0],)  # a power of two of them
@@ -136,6 +139,7 @@ def store_together(
         sums = pairs
     total = tl.sum(tl.reshape(sums[0], (sums[0].shape[1], 1 << LEVELS)), 0) + poison
     index = tl.arange(0, 1 << LEVELS)
+    field, channel = index // GROUPS, index % GROUPS
     if PARTIAL:
-        total = tl.where(tl.load(annotated + index % classes) != 0, total, 0.0)
-    tl.store(out + (index // classes) * step + index % classes, total, mask=index < PLACES)
+        total = tl.where(tl.load(annotated + channel) != 0, total, 0.0)
+    tl.store(out + field * step + channel, total, mask=index < PLACES)

@@ -11,7 +11,7 @@ from polydice import geometry
 from polydice.kernels.pixels import begin
 from polydice.kernels.slopes import bounded
 
-POLYNOMIAL, RATIO, OVERLAP, ENTROPY, FOCUSED = (tl.constexpr(kind) for kind in range(5))  # as in fused.KINDS
+POLYNOMIAL, RATIO, OVERLAP, ENTROPY, FOCUSED = (tl.constexpr(kind) for kind in range(5))  # as in ending.KINDS
 
 
 TINY = tl.constexpr(geometry.TINY)

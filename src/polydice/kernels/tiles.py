@@ -30,7 +30,7 @@ def tile(
 ) -> Tile:
     """Measured on an H200. Up to 24 classes stay within a thread; more are shared out over lanes and warps, so that a
     thread holds 64 elements of the tile. `half`: logits of 16 bits. `entropy`: the cross-entropy is among the sums.
-    `limited`: few classes are held to `_registers`."""
+    `limited`: labels of classes that are not annotated everywhere, of which few are held to `_registers`."""
     block = triton.next_power_of_2(classes)
     if channels_last and classes in (8, 16):  # a pixel's logits are one wide load
         return Tile(1, classes, 128, vector=4, warps=1, stages=2, resident=8)
@@ -46,7 +46,8 @@ def tile(
     groups = triton.cdiv(classes, ROWS)
     if backward and not channels_last:
         most = 232 if block == 128 and not entropy else None
-        return Tile(groups, ROWS, 64, vector=4, warps=block // 32, stages=4, resident=256 // block, registers=most)
+        stages = 2 if limited and entropy else 4  # a thread has no registers left for more
+        return Tile(groups, ROWS, 64, vector=4, warps=block // 32, stages=stages, resident=256 // block, registers=most)
     if half and groups * ROWS < block <= 128 and not entropy:  # so many less that half as many programs again fit
         return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=768 // block, registers=168)
     return Tile(groups, ROWS, 32, vector=4, warps=block // 64, stages=3, resident=512 // block)

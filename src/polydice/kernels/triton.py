@@ -79,8 +79,7 @@ def pass_forward(
     LUMP: every class of a label weighs the same in the cross-entropy, so all of it goes to the first.
     """
     begin(AHEAD)
-    image = (tl.program_id(0) // programs).to(tl.int64)
-    program = tl.program_id(0) % programs
+    image, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     zeros = tl.zeros((BLOCK_C, BLOCK_N // VECTOR), tl.float32)
     sums = ()
     for index in tl.static_range(len(WANT) * GROUPS):
@@ -96,6 +95,7 @@ def pass_forward(
     least = tl.full((1, BLOCK_N // VECTOR), 1.0, tl.float32)
     # Where every pixel counts, a label that no class has is missing from the sum of targets: no need to look for it.
     every: tl.constexpr = TALLY and not (HAS_MASK or HAS_IGNORE or ACTIVATION == NONE) and GROUPS > 1 and BLOCK_C == 1
+    rounds = 0
     for start in tl.range(first_pixel(program, WIDE, BLOCK_N), end, programs * BLOCK_N, num_stages=STAGES):
         xs, ys, label, valid, weight, bad = load(
             logits, target, mask, image, start, classes, count, ignore_index,
@@ -103,6 +103,7 @@ def pass_forward(
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
             every and not LUMP,
         )  # fmt: skip
+        rounds += 1
         ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, deep, FULL)
         if not every:
             faults += bad
@@ -151,7 +152,6 @@ def pass_forward(
         sums = grown
     if LUMP:
         sums = to_the_first(sums, lump, CROSS_ENTROPY, WANT, GROUPS)
-    walked = walked_over(program, end, count, programs, BLOCK_N)
     if deep:
         end = tl.where(tl.min(least) < FAR, end, 0)
         as_said, of_all = add_far(
@@ -163,7 +163,10 @@ def pass_forward(
         sums = to_the_first(sums, as_said, FOCAL, WANT, GROUPS)
         sums = to_the_first(sums, of_all / among, UNIFORM, WANT, GROUPS)
     # What is wrong makes the image's sums NaN: raising would mean to wait for the device.
-    wrong = labelled(sums, WANT, GROUPS) != walked if every else tl.sum(faults) > 0
+    if every:
+        wrong = labelled(sums, WANT, GROUPS) != walked_over(program, rounds, count, programs, EVEN, BLOCK_N)
+    else:
+        wrong = tl.sum(faults) > 0
     if PARTIAL:
         wrong = wrong | headless
         if TALLY:
@@ -173,7 +176,7 @@ def pass_forward(
     out = partials + offset + program * len(WANT) * step + image * classes
     here = annotated + image * classes if PARTIAL else annotated
     if BLOCK_C == 1:
-        store_together(out, sums, poison, step, classes, here, len(WANT) * GROUPS, LEVELS, PARTIAL)
+        store_together(out, sums, poison, step, here, len(WANT) * GROUPS, GROUPS, LEVELS, PARTIAL)
     else:
         store_each(out, sums, poison, step, classes, here, GROUPS, BLOCK_C, PARTIAL)
 
@@ -186,18 +189,19 @@ def pass_backward(
     WANT: tl.constexpr, LUMP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     ON_REQUEST: tl.constexpr, ENTROPY: tl.constexpr, PARTIAL: tl.constexpr, OFFSET: tl.constexpr,
-    HAS_SCALE: tl.constexpr, AHEAD: tl.constexpr,
+    HAS_SCALE: tl.constexpr, SINGLE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """grad `[sums, B, C]`, times the number at `scale`, -> result `[B, C, N]`. OFFSET: whether the sum of predictions
-    is among those that WANT names. ON_REQUEST, ENTROPY and PARTIAL as above."""
+    is among those that WANT names. SINGLE: every program has one tile, and loads it before the slopes, so that both are
+    on their way together. ON_REQUEST, ENTROPY and PARTIAL as above."""
     begin(AHEAD)
-    image = (tl.program_id(0) // programs).to(tl.int64)
-    program = tl.program_id(0) % programs
+    image, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     factor = tl.load(scale) if HAS_SCALE else 1.0
     merges: tl.constexpr = PARTIAL and ACTIVATION == SOFTMAX
     deep: tl.constexpr = merges and (ENTROPY or ON_REQUEST)
     known, members, end = (), (), count
-    slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, GROUPS, BLOCK_C, ON_REQUEST)
+    if not SINGLE:
+        slopes, of_any_class = slopes_of(grad, factor, image, batch, classes, WANT, FULL, GROUPS, BLOCK_C, ON_REQUEST)
     if PARTIAL:
         known, members, among, headless = annotation(annotated, image, classes, ACTIVATION, GROUPS, BLOCK_C)
         slopes = known_slopes(slopes, known, classes, among, ON_REQUEST)
@@ -215,6 +219,10 @@ def pass_backward(
             ACTIVATION, LABELS, HAS_MASK, HAS_IGNORE, PARTIAL, EVEN, FULL, WIDE, GROUPS, BLOCK_C, BLOCK_N, VECTOR,
             not (once or HAS_MASK or HAS_IGNORE) and GROUPS * BLOCK_C > 1,
         )  # fmt: skip
+        if SINGLE:
+            slopes, of_any_class = slopes_of(
+                grad, factor, image, batch, classes, WANT, FULL, GROUPS, BLOCK_C, ON_REQUEST
+            )
         ps, top, total, share, likely = probability(xs, classes, valid, members, ACTIVATION, merges, ON_REQUEST, FULL)
         first_total, before = total, ps
         if merges:
