@@ -28,6 +28,7 @@ HALF_FAIL = RECIPE.replace("[models.unet]", '[models.unet]\n[models.hungry]\nmod
 
 WATCH = """
 import json, os, sys
+from contextlib import suppress
 from pathlib import Path
 from polydice.studies.ray_engine import run_ray
 from polydice.studies.study import open_study
@@ -49,7 +50,6 @@ LOSE_A_NODE = (
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # takes 127.0.0.1 for what it is
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from ray.cluster_utils import Cluster
 import psutil  # which comes with Ray
 from polydice.training.checkpoint import load, save
@@ -105,7 +105,8 @@ def listen(run, event):
     import psutil  # which comes with Ray, and Ray is imported by now
     watch(run, event)
     for process in psutil.Process().children(recursive=True):
-        heard.update(c.laddr.ip for c in process.net_connections() if c.status == psutil.CONN_LISTEN)
+        with suppress(psutil.NoSuchProcess):  # a worker may end meanwhile
+            heard.update(c.laddr.ip for c in process.net_connections() if c.status == psutil.CONN_LISTEN)
 
 heard = set()
 run_ray(study, study.runs, listen, None, gpu_share=1.0)
