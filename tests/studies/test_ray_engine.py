@@ -72,18 +72,22 @@ def lose_a_node():
     while len(finished) < len(study.runs):
         time.sleep(0.05)
         for node, process, folder in at_work() if finished else ():
-            process.suspend()
-            checkpoint = load(folder)
-            if checkpoint and checkpoint.state["epoch"] < EPOCHS:
-                save(folder, checkpoint.weights, checkpoint.state | {"seconds": HOUR}, checkpoint.metadata)
-                events.append(("lost", str(folder.relative_to(study.folder / "runs"))))
-                dying = processes(node)
-                cluster.remove_node(node, allow_graceful=False)
-                for process in dying:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                return
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # it may end before it is held
+                process.suspend()
+                checkpoint = load(folder)
+                if checkpoint and checkpoint.state["epoch"] < EPOCHS:
+                    lose(node, folder, checkpoint)
+                    return
+                process.resume()
+
+def lose(node, folder, checkpoint):
+    save(folder, checkpoint.weights, checkpoint.state | {"seconds": HOUR}, checkpoint.metadata)
+    events.append(("lost", str(folder.relative_to(study.folder / "runs"))))
+    dying = processes(node)
+    cluster.remove_node(node, allow_graceful=False)
+    for process in dying:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 cluster = Cluster(initialize_head=True, head_node_args=HERE | {"include_dashboard": False})
 others = [cluster.add_node(**HERE), cluster.add_node(**HERE)]
