@@ -39,8 +39,8 @@ def obstacle() -> str:
 @cache
 def library() -> Any:
     folder, name = kept_in(), f"native-{made_of(SOURCES, (*FLAGS, _processor()))}"
-    flags = *FLAGS, *_own_flags()
-    return ctypes.CDLL(str(kept(folder, name) or compiled(folder, name, COMPILERS, flags, SOURCES[0], (), _try)))
+    arguments = *FLAGS, *_own_flags(), str(SOURCES[0])
+    return ctypes.CDLL(str(kept(folder, name) or compiled(folder, name, COMPILERS, arguments, _try)))
 
 
 def kept_in() -> Path:
@@ -60,18 +60,18 @@ def kept(folder: Path, name: str) -> Path | None:
 
 
 def compiled(
-    folder: Path, name: str, compilers: Sequence[str], flags: Sequence[str], source: Path, libraries: Sequence[str],
+    folder: Path, name: str, compilers: Sequence[str], arguments: Sequence[str],
     try_out: Callable[[Path, float | None], None], seconds: float | None = SECONDS,
 ) -> Path:  # fmt: skip
-    """A library of this source, by the first compiler whose work passes the trial. One that takes too long raises
+    """A library by the first compiler whose work passes the trial. One that takes too long raises
     `subprocess.TimeoutExpired`, and is no reason to try another."""
     problems = ["no compiler is there"]
     _forget_unfinished(folder)
     for compiler in filter(None, map(shutil.which, compilers)):
         with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as beside:
-            made = Path(beside) / f"{source.stem}.so"
+            made = Path(beside) / f"{name}.so"
             try:
-                run([compiler, *flags, "-o", str(made), str(source), *libraries], seconds)
+                run([compiler, "-o", str(made), *arguments], seconds)
                 try_out(made, seconds)
             except (OSError, RuntimeError) as problem:
                 problems.append(str(problem))

@@ -13,7 +13,8 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from polydice.kernels.eager import flatten, sum_dtype
+from polydice.kernels import op
+from polydice.kernels.eager import sum_dtype
 from polydice.kernels.ending import MOST_ELEMENTS, Ending, absent, end, lumps, room_of
 from polydice.kernels.fields import ACTIVATIONS, FROM_LOGITS, ON_REQUEST, SUMS, Formula, Options
 from polydice.kernels.inputs import is_lazy, places
@@ -119,7 +120,7 @@ class FusedLoss(torch.autograd.Function):
         space = ctx.space
         if ctx.places != places(logits, target, mask) or is_lazy(grad):
             options, labels = ctx.launches.options, ctx.launches.labels
-            return _backward_of_copies(options, labels, grad, logits, target, mask, annotated, space), None, None
+            return _backward_by_torch(options, labels, grad, logits, target, mask, annotated, space), None, None
         result = torch.empty_like(logits)
         mask, given = logits if mask is None else mask, () if annotated is None else (annotated,)
         with current_stream(logits.device) as stream:
@@ -127,18 +128,16 @@ class FusedLoss(torch.autograd.Function):
         return result, None, None
 
 
-def _backward_of_copies(
+def _backward_by_torch(
     options: Options, labels: bool, grad: Tensor, logits: Tensor, target: Tensor, mask: Tensor | None,
     annotated: Tensor | None, space: Tensor,
 ) -> Tensor:  # fmt: skip
-    """For saved tensors that came back as copies, from the host's memory for one: their strides may be others."""
     devices = [tensor.device for tensor in (grad, logits, target, mask, annotated, space) if tensor is not None]
     if len(set(devices)) > 1:
         raise RuntimeError(f"logits, target or mask changed their device between forward and backward: {devices}")
     batch, classes = logits.shape[:2]
     slopes = space[: len(options.want) * batch * classes].view(-1, batch, classes)
-    flat = flatten(logits, target, mask, labels)
-    return backward(grad * slopes, *flat, options, annotated).view_as(logits)
+    return op.gradient(grad * slopes, logits, target, mask, annotated, options, labels, fused=True)
 
 
 class TensorSpec(NamedTuple):
@@ -187,7 +186,7 @@ def loss_launches(
         each = [launch for launch in (over_pixels.forward, *ending, over_pixels.backward) if launch is not None]
         if any(launch.of_aligned is None for launch in each):  # not all of them have been compiled yet
             return None
-        by_torch = functools.partial(_backward_of_copies, options, labels)
+        by_torch = functools.partial(_backward_by_torch, options, labels)
         kernels = tuple(launch.described() for launch in each)
         return module.launches(by_torch, space, driver_of(logits.device), kernels)
 

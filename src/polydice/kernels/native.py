@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from polydice.kernels import compiling, eager
+from polydice.kernels import compiling, eager, op
 from polydice.kernels.fields import ON_REQUEST, Formula, Options
 from polydice.kernels.inputs import is_lazy, places
 from polydice.kernels.node import Node, address
@@ -148,16 +148,11 @@ def _backward_by_torch(
     options: Options, labels: bool, grad: Tensor, logits: Tensor, target: Tensor, mask: None,
     annotated: Tensor | None, each: Tensor,
 ) -> Tensor:  # fmt: skip
-    """For saved tensors that came back as others, and where somebody looks at operators. `each`: the slopes."""
-    activation, ignore_index, want, gamma = options
+    """`each`: the slopes."""
     slopes = dict(zip(WANTED, each.to(logits.device).view(*logits.shape[:2], SLOPES).unbind(2), strict=True))
     nothing = torch.zeros_like(slopes["intersection"])
-    stacked = torch.stack([slopes.get(name, nothing) for name in want]) * grad
-    flat = eager.flatten(logits, target, None, labels)
-    found = torch.ops.polydice.pixel_sums_backward(
-        stacked, *flat, activation, ignore_index, list(want), False, gamma, annotated
-    )
-    return found.view_as(logits)  # type: ignore[no-any-return]
+    stacked = torch.stack([slopes.get(name, nothing) for name in options.want]) * grad
+    return op.gradient(stacked, logits, target, mask, annotated, options, labels, fused=False)
 
 
 def is_watched() -> bool:

@@ -128,9 +128,9 @@ def make(wait: bool = True) -> None:
     with locked(folder / "node.lock", wait) as ours:
         if kept(folder, name) is not None or _failure(folder, name) or not (ours or wait):
             return
-        libraries, seconds = [f"-l{name}" for name in LIBRARIES], SECONDS if wait else None
+        arguments = *_flags(), str(SOURCE), *(f"-l{library}" for library in LIBRARIES)
         try:
-            compiled(folder, name, COMPILERS, _flags(), SOURCE, libraries, _try, seconds)
+            compiled(folder, name, COMPILERS, arguments, _try, SECONDS if wait else None)
         except RuntimeError as error:
             replace_file(_failed(folder, name), str(error).encode(errors="replace"))
 

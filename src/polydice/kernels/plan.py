@@ -103,7 +103,7 @@ def plan_loss(
 ) -> Plan:
     """How to compute a weighted sum of losses. Raises where it cannot be computed of such tensors."""
     inputs = logits, target, mask, annotated
-    if not are_plain(*inputs) or is_watched():
+    if not are_plain(*inputs):
         return plan_terms(terms, *inputs)
     known = None if annotated is None else (annotated.shape, annotated.dtype, annotated.device)
     return planned(terms, (seen(logits), seen(target), seen(mask), known), lambda: _plan_whole(terms, *inputs))
@@ -269,7 +269,7 @@ def are_plain(*tensors: Any) -> bool:
     """Whether these are tensors with memory of their own: their plan can be kept, and kernels can take their pointers.
 
     Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere, nor those
-    that are lazy.
+    that are lazy. Nor any while somebody looks at what is done with them.
     """
     given = [tensor for tensor in tensors if tensor is not None]
     return (
@@ -277,6 +277,7 @@ def are_plain(*tensors: Any) -> bool:
         and _PLAIN.issuperset(map(type, given))
         and not torch._C._are_functorch_transforms_active()
         and not any(map(is_lazy, given))
+        and not is_watched()
     )
 
 
