@@ -3,13 +3,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from polydice import CrossEntropyLoss, PolyDice1Loss
+from polydice.kernels import threads
 from polydice.kernels.threads import on_threads
 
 LARGE = (3, 4, 256, 256)  # as many elements as six threads get work of
@@ -85,6 +88,34 @@ def test_of_several_failures_the_first_piece_s_is_raised_and_the_rest_is_left() 
         on_threads(work, range(1000), most=3)
     assert len(seen) < 20
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_an_interrupt_is_raised_before_what_failed() -> None:
+    def work(pieces: Iterator[int]) -> None:
+        for piece in pieces:
+            time.sleep(0.01)  # the others have a turn
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            raise ValueError(f"piece {piece}")
+
+    with pytest.raises(KeyboardInterrupt):
+        on_threads(work, range(1000), most=3)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_where_the_system_has_no_more_threads_there_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_once(run: Callable[..., None], given: tuple[Any, ...]) -> int:
+        monkeypatch.setattr(threads, "start_new_thread", refuse)
+        return start_new_thread(run, given)
+
+    def refuse(*_: Any) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "start_new_thread", start_once)
+    taken: list[int] = []
+    on_threads(taken.extend, range(1000), most=3)
+    assert sorted(taken) == list(range(1000))
 
 
 @pytest.mark.usefixtures("three_threads")

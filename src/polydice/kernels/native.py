@@ -7,7 +7,7 @@ microsecond. `compiling.py` compiles it at its first use; where that cannot be, 
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,27 +82,28 @@ class NativeLaunches(NamedTuple):
         loss: Tensor = NativeLoss.apply(logits, (target, annotated, weights, added), self)  # type: ignore[no-untyped-call]
         return loss
 
-    def forward(self, *pointers: int) -> int:
+    def forward(self, *given: Any) -> int:
         """Of logits, target, what is annotated, weights, what is added, slopes and loss."""
         if self.threads == 1:
-            return int(_library().polydice_loss(*self.at, *pointers))
+            return int(_library().polydice_loss(*self.at, *_pointers(*given)))
         parts = torch.empty(self.parts, dtype=torch.float64, device="cpu")
-        status = self._shared(_library().polydice_forward, (self.at[0], *pointers[:3]), parts.data_ptr())
-        _library().polydice_formula(*self.at, parts.data_ptr(), *pointers[2:])
+        status = self._shared(_library().polydice_forward, given[:3], parts)
+        _library().polydice_formula(*self.at, parts.data_ptr(), *_pointers(*given[2:]))
         return status
 
-    def backward(self, *pointers: int) -> int:
-        """Of logits, target, what is annotated, slopes, the loss's gradient and that of the logits."""
-        *given, gradient = pointers
+    def backward(self, gradient: Tensor, *given: Any) -> int:
+        """That of the logits, of logits, target, what is annotated, slopes and the loss's gradient."""
         if self.threads == 1:
-            return int(_library().polydice_backward(self.at[0], *given, 0, self.pieces, gradient))
-        return self._shared(_library().polydice_backward, (self.at[0], *given), gradient)
+            more = 0, self.pieces, gradient.data_ptr()
+            return int(_library().polydice_backward(self.at[0], *_pointers(*given), *more))
+        return self._shared(_library().polydice_backward, given, gradient)
 
-    def _shared(self, function: Any, given: tuple[int, ...], result: int) -> int:
+    def _shared(self, function: Any, given: Sequence[Any], result: Tensor) -> int:
         found = [0]
 
         def some(spans: Iterator[tuple[int, int]]) -> None:
-            found.extend(function(*given, *span, result) for span in spans)
+            pointers = _pointers(*given)  # of what it holds: `on_threads` says why
+            found.extend(function(self.at[0], *pointers, *span, result.data_ptr()) for span in spans)
 
         on_threads(some, self.spans, self.threads)
         return next(filter(None, found), 0)
@@ -115,8 +116,7 @@ class NativeLoss(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, others: tuple[Any, ...], launches: NativeLaunches) -> Tensor:
         target, annotated, weights, added = others
         loss, slopes = logits.new_empty(()), launches.slopes()
-        pixels = _pointers(logits, target, annotated)
-        if launches.forward(*pixels, *_pointers(weights, added), ctypes.addressof(slopes), loss.data_ptr()):
+        if launches.forward(logits, target, annotated, weights, added, slopes, loss):
             # A bad label or mask, if it is not memory: the plain pass says which.
             eager.forward(*eager.flatten(logits, target, None, launches.labels), launches.options, annotated)
             raise MemoryError
@@ -134,14 +134,16 @@ class NativeLoss(torch.autograd.Function):
             launches, saved = ctx.launches, (logits, target, None, annotated)
             return _backward_by_torch(launches.options, launches.labels, grad, *saved, slopes), None, None
         gradient = torch.empty_like(logits)
-        pixels, at = _pointers(logits, target, annotated), ctypes.addressof(ctx.slopes)
-        if ctx.launches.backward(*pixels, at, grad.data_ptr(), gradient.data_ptr()):
+        if ctx.launches.backward(gradient, logits, target, annotated, ctx.slopes, grad):
             raise MemoryError
         return gradient, None, None
 
 
-def _pointers(*tensors: Tensor | None) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+def _pointers(*given: Any) -> list[int]:
+    """Of tensors and arrays."""
+    return [
+        0 if each is None else each.data_ptr() if isinstance(each, Tensor) else ctypes.addressof(each) for each in given
+    ]
 
 
 def _backward_by_torch(

@@ -7,11 +7,10 @@ They are started anew for each pass, in 0.1 ms: nothing is kept that a fork or a
 """
 
 import ctypes
-from _thread import start_new_thread  # threading.Thread waits until its thread runs, on a busy machine for long
+from _thread import LockType, start_new_thread  # threading.Thread waits until it runs, on a busy machine for long
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
-from queue import SimpleQueue
 from threading import Lock
 from typing import TypeVar
 
@@ -25,24 +24,25 @@ def on_threads(work: Callable[[Iterator[T]], None], pieces: Sequence[T], most: i
     from the iterator that it is given, until there are none.
 
     What fails is raised here: of several failures that of the first piece, which is the same every time, as pieces are
-    taken in their order.
+    taken in their order. What interrupts this thread (Ctrl-C) may be raised while others still have a piece at hand: so
+    `work` has to hold all that it writes to.
     """
     threads = min(most, torch.get_num_threads()) if _thread_setter() else 1
     waiting, lock, failures = iter(enumerate(pieces)), Lock(), dict[int, BaseException]()
-    begun, ended = list[int](), SimpleQueue[None]()
+    others = list[LockType]()  # of threads that have begun, each locked until its thread has ended
 
-    def run() -> None:
+    def run(busy: LockType | None = None) -> None:
         place = -1
 
         def mine() -> Iterator[T]:
             nonlocal place
-            while not failures:
+            while True:
                 with lock:
-                    taken = next(waiting, None)
+                    taken = None if failures else next(waiting, None)
                     if taken is None:
                         return
-                    if place < 0:
-                        begun.append(taken[0])
+                    if place < 0 and busy is not None:
+                        others.append(busy)
                 place, piece = taken
                 yield piece
 
@@ -50,16 +50,22 @@ def on_threads(work: Callable[[Iterator[T]], None], pieces: Sequence[T], most: i
             with _alone(), torch.inference_mode():  # a thread does not inherit the caller's modes
                 work(mine())
         except BaseException as error:
-            failures[place] = error
-        if place >= 0:
-            ended.put(None)
+            failures[place if isinstance(error, Exception) else -1] = error
+        if busy is not None:
+            busy.release()
 
-    for _ in range(threads - 1):
-        start_new_thread(run, ())
+    with suppress(RuntimeError):  # the system has no more threads: there are fewer, then
+        for _ in range(threads - 1):
+            busy = Lock()
+            busy.acquire()
+            start_new_thread(run, (busy,))
     run()
     # Nothing waits any more: a thread that has not begun has nothing to do, and may come as late as it likes.
-    for _ in range(len(begun)):
-        ended.get()
+    with lock:
+        begun = [*others]
+    for busy in begun:
+        with busy:
+            pass
     if failures:
         raise failures[min(failures)]
 
