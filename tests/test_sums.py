@@ -460,6 +460,8 @@ def test_what_is_no_mask_does_no_harm_where_it_does_not_count(value: float) -> N
 
 def test_the_loss_of_a_nan_in_a_mask_is_nan() -> None:
     assert DiceLoss()(LOGITS, with_value(MASKS, math.nan)).isnan()
+    many = torch.rand(2, 2, 300, 300)  # of which pixels are float32
+    assert DiceLoss(impl="eager")(torch.randn_like(many), with_value(many, math.nan)).isnan()
 
 
 @pytest.mark.parametrize("kind", [list, np.asarray])

@@ -1,13 +1,16 @@
 """A CPU's compiled pass. What every loss promises, tests/test_losses.py asks of it too; here is what is its own."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -66,7 +69,8 @@ def batch(shape: tuple[int, ...] = (3, 4, 30, 41), gap: float = 3.0) -> tuple[Te
 
 
 def is_native(loss: Any, logits: Tensor, labels: Tensor, *more: Any) -> bool:
-    return loss(logits.requires_grad_(), labels, *more).grad_fn.name() in NODES
+    value = loss(logits.requires_grad_(), labels, *more)
+    return value.grad_fn.name() in NODES  # which torch 2.11 forgets with the value
 
 
 def against_float64(make: Any, logits: Tensor, labels: Tensor, tolerance: float = FLOAT32) -> None:
@@ -224,7 +228,7 @@ def test_bad_masks_are_refused(activation: str, exact: bool, monkeypatch: pytest
     monkeypatch.setattr(native, "EXACT", 1 << 20 if exact else 0)
     logits, labels = batch()
     loss = DiceLoss(activation=activation)
-    for value in (255.0, -0.5, 1.01, torch.inf, -torch.inf):
+    for value in (255.0, -0.5, 1.01, 1.001, -0.001, torch.inf, -torch.inf):
         soft = masks(labels, "soft")
         soft[2, 3, 29, 40] = value
         with pytest.raises(ValueError, match=r"masks must lie in \[0, 1\]"):
@@ -290,6 +294,16 @@ def test_nothing_of_a_class_that_is_not_annotated_counts() -> None:
     assert not alone[one.expand_as(alone)].any()
 
 
+@pytest.mark.parametrize("exact", [False, True], ids=["float32", "float64"])
+def test_a_truth_that_is_ruled_out_is_infinitely_surprising(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is the background, merged of classes none of which is possible: not NaN."""
+    monkeypatch.setattr(native, "EXACT", 1 << 20 if exact else 0)
+    logits, labels = partly()
+    logits[0, :2, 3, 4], labels[0, 3, 4] = -torch.inf, 0  # class 1 is not annotated there
+    for annotated in (None, KNOWN):
+        assert (DiceLoss() + CrossEntropyLoss())(logits, labels, None, annotated) == torch.inf
+
+
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_labels_of_classes_that_are_not_annotated_are_named(activation: str) -> None:
     logits, labels = partly()
@@ -331,6 +345,76 @@ def test_the_same_bits_from_any_number_of_threads(
     plan._PLANS.clear()
     whole = value_and_gradient(loss, logits, labels)
     torch.testing.assert_close(whole[1], expected[1], rtol=0, atol=FLOAT32 * expected[1].abs().max().item())
+
+
+def test_threads_that_an_interrupt_leaves_at_work_hold_what_they_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of C they call what waits."""
+    monkeypatch.setattr(native, "PIECE", 3000)
+    monkeypatch.setattr(native, "FOR_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    logits, labels = batch((2, 4, 5000))
+    launches = plan.plan_loss(DiceLoss().terms, logits, labels, None).launches
+    assert isinstance(launches, native.NativeLaunches)
+    result = torch.empty(3)
+    kept, at_work, end = ref(result), threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> int:
+        if threading.current_thread() is threading.main_thread():
+            at_work.wait()
+        else:
+            at_work.set()
+            end.wait()
+        return 0
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        launches._shared(wait, (logits, labels, None), result)
+        pytest.fail("it waits for what is at work")
+    except InterruptedError:
+        pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert at_work.is_set()
+    del result
+    assert kept() is not None
+    end.set()
+    until = time.monotonic() + 60
+    while kept() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert kept() is None
+
+
+def test_interrupts_at_any_time() -> None:
+    script = """
+import random, signal, time, torch
+from polydice import DiceLoss
+torch.set_num_threads(2)
+loss, labels = DiceLoss(), torch.randint(9, (8, 224, 224))
+logits = torch.randn(8, 9, 224, 224, requires_grad=True)
+def gradient():
+    return torch.autograd.grad(loss(logits, labels), logits)[0]
+def interrupt(*_):
+    raise InterruptedError
+expected, start = gradient(), time.perf_counter()
+gradient()
+seconds, interrupted = time.perf_counter() - start, 0
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(200):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, seconds))
+        gradient()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except InterruptedError:
+        interrupted += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+assert torch.equal(gradient(), expected)
+assert interrupted > 50, interrupted
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_several_threads_of_a_user() -> None:

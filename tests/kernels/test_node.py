@@ -360,7 +360,7 @@ def test_compiled_autograd_gets_the_node_of_python() -> None:
 @pytest.mark.usefixtures("by_node")
 def test_a_profiler_sees_it() -> None:
     logits, target, _ = inputs()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         DiceLoss()(logits, target).backward()
     names = {event.name for event in profile.events()}
     assert {"PolydiceLoss", "PolydiceLossBackward"} <= names
@@ -394,7 +394,9 @@ def test_it_is_compiled_beside_a_process_that_calls_losses(home: Path) -> None:
     script = (
         "import time, torch; from polydice import DiceLoss; from polydice.kernels import node; node.LONGEST_PAUSE = 1\n"
         "x, y = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randint(3, (2, 8, 8))\n"
-        "name = lambda: DiceLoss()(x, y).grad_fn.name()\n"
+        "def name():\n"
+        "    value = DiceLoss()(x, y)\n"
+        "    return value.grad_fn.name()\n"
         "first, end = name(), time.monotonic() + 300\n"
         "while name() == first and time.monotonic() < end: time.sleep(0.001)\n"
         "print(first, name())"
@@ -443,8 +445,21 @@ def test_a_compiler_that_took_too_long_may_be_tried_again(home: Path, monkeypatc
 
 def test_where_another_process_compiles_nobody_waits_who_need_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "compiled", lambda *_: pytest.fail("twice at once"))
-    with locked(compiling.kept_in() / "node.lock"):
+    monkeypatch.setattr(node, "_start", lambda: pytest.fail("for nothing"))
+    with locked(compiling.kept_in() / node.LOCK):
         node.make(wait=False)
+        for _ in range(node.CALLS):
+            node._SEARCH.next_look = 0.0
+            assert node._SEARCH() is None
+    assert node._SEARCH.next_look < float("inf")  # it goes on to look for what the other makes
+
+
+def test_what_is_kept_needs_no_lock(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home may be one that nobody can write to."""
+    monkeypatch.setattr(node, "locked", lambda *_: pytest.fail("a file is opened"))
+    monkeypatch.setattr(node, "_SEARCH", node.Search())
+    assert node.obstacle() == ""
+    assert node._SEARCH() is not None
 
 
 def test_without_a_place_to_keep_it(home: Path) -> None:

@@ -77,7 +77,8 @@ def compiled(
                 problems.append(str(problem))
                 continue
             made.chmod(0o700)  # a linker leaves that to the umask, with which others may be allowed to write it
-            return made.replace(folder / f"{name}-{_digest(made)}.so")
+            # Another may have made the same meanwhile, and machines that share this home have it in use.
+            return kept(folder, name) or made.replace(folder / f"{name}-{_digest(made)}.so")
     raise RuntimeError("; ".join(problems[1:] or problems))
 
 

@@ -123,7 +123,7 @@ def _refuse_beyond(values: Tensor, low: float, high: float, sums: Tensor, rule: 
         return
     least, most = map(float, values.aminmax())
     if math.isnan(least):  # of one that is NaN: what else is there?
-        least, most = map(float, values.nan_to_num(low).aminmax())
+        least, most = map(float, values.nan_to_num(0).aminmax())
     if least < low or most > high:
         raise ValueError(f"{rule}: they are from {least:.6g} to {most:.6g}; {advice}")
 

@@ -23,7 +23,7 @@ enum { OVERLAP, PREDICTION, SLOPES = ENTROPY + 1 };
 
 static const double LARGEST = 0x1p120; /* as eager.LARGEST */
 static const double TINY = 0x1p-126;   /* as geometry.TINY */
-static const float TOLERANCE = 1e-3f;  /* as eager.TOLERANCE */
+static const float TOLERANCE = 1e-3f;  /* as eager.TOLERANCE, which is a little less: this itself is beyond */
 
 typedef struct { int64_t from, to; } Span; /* among the pixels of all images */
 

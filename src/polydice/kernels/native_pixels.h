@@ -167,7 +167,7 @@ static inline const REAL *NAME(masks_of)(const Pass *pass, NAME(Line) *line, INT
         for (int64_t n = 0; n < line->labelled; n++) y[n] = bytes[n], beyond |= bytes[n] > 1;
     else
         for (int64_t n = 0; n < line->labelled; n++)
-            y[n] = reals[n], beyond |= (reals[n] < -TOLERANCE) | (reals[n] > 1 + TOLERANCE);
+            y[n] = reals[n], beyond |= (reals[n] <= -TOLERANCE) | (reals[n] >= 1 + TOLERANCE);
     for (int64_t n = line->labelled; n < whole; n++) y[n] = 0;
     line->beyond |= beyond;
     return y;
@@ -257,7 +257,7 @@ SPECIAL void NAME(add_softmax)(
     REAL strange = 0; /* NaN if a pixel is, of whichever class */
     if (pass->entropy) {
         VECTORS_OF_SUMS(strange)
-        for (int64_t n = 0; n < count; n++) strange += 0 * surprise[n];
+        for (int64_t n = 0; n < count; n++) strange += surprise[n] != surprise[n] ? surprise[n] : 0;
     }
     for (INT c = 0; c < pass->classes; c++, sums += SUMS) {
         if (line->known && !line->known[c]) continue;

@@ -27,6 +27,7 @@ SOURCE = Path(__file__).with_name("node.cpp")
 MODULE = "polydice.kernels.compiled_node"
 COMPILERS = ("c++", "g++", "clang++")
 LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
+LOCK = "node.lock"
 CALLS = 200  # of losses, before it is worth while to compile
 PAUSE, LONGEST_PAUSE = 1.0, 64.0  # seconds between two looks at whether it is there, of which each is twice as long
 ENOUGH = 600  # seconds of a processor's time for a compiler that nobody waits for
@@ -99,7 +100,9 @@ class Search:
                 self.pause = min(2 * self.pause, LONGEST_PAUSE)
             elif self.calls >= CALLS:
                 self.started = True
-                _start()
+                with locked(folder / LOCK, wait=False) as ours:  # of several processes, one has it made
+                    if ours:
+                        _start()
         except Exception:  # whatever it is, there is the node in Python; `obstacle` says it
             self.give_up()
 
@@ -125,7 +128,9 @@ def make(wait: bool = True) -> None:
     """Compiles the module, if it is not there. A failure is kept, too. Without `wait` nobody waits for it: it may take
     as long as it takes, and where another process does it already it is left to that one."""
     folder, name = _place()
-    with locked(folder / "node.lock", wait) as ours:
+    if kept(folder, name) is not None:  # in a home that may be read alone, for one
+        return
+    with locked(folder / LOCK, wait) as ours:
         if kept(folder, name) is not None or _failure(folder, name) or not (ours or wait):
             return
         arguments = *_flags(), str(SOURCE), *(f"-l{library}" for library in LIBRARIES)
@@ -172,7 +177,8 @@ def _flags() -> tuple[str, ...]:
     include = base / "include"
     folders = include, include / "torch/csrc/api/include", Path(sysconfig.get_paths()["include"])
     return (
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-DAT_PER_OPERATOR_HEADERS"),
+        # Without NDEBUG some of torch's classes have other members than the library was compiled with.
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-DNDEBUG", "-DAT_PER_OPERATOR_HEADERS"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-I{folder}" for folder in folders),
         *(f"-L{base / 'lib'}", f"-Wl,-rpath,{base / 'lib'}"),

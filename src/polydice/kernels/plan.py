@@ -271,14 +271,9 @@ def are_plain(*tensors: Any) -> bool:
     Not so those of a tracer, a subclass or a transform of `torch.func`, whose memory is elsewhere or nowhere, nor those
     that are lazy. Nor any while somebody looks at what is done with them.
     """
-    given = [tensor for tensor in tensors if tensor is not None]
-    return (
-        not torch.compiler.is_compiling()
-        and _PLAIN.issuperset(map(type, given))
-        and not torch._C._are_functorch_transforms_active()
-        and not any(map(is_lazy, given))
-        and not is_watched()
-    )
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_watched():
+        return False
+    return all(tensor is None or (type(tensor) in _PLAIN and not is_lazy(tensor)) for tensor in tensors)
 
 
 def _launches(
