@@ -213,7 +213,7 @@ def test_transforms_of_torch_func() -> None:
         (ANNOTATED[:2], ValueError, r"annotated must be \[B, C\] = \[3, 4\]: \[2, 4\]"),
         (ANNOTATED.float(), TypeError, "must be a tensor of booleans"),
         (ANNOTATED.tolist(), TypeError, "must be a tensor of booleans"),
-        (~ANNOTATED, ValueError, "annotated lacks class 0 in "),
+        (~ANNOTATED, ValueError, "annotated lacks class 0 in image 0, "),
     ],
 )
 def test_what_is_no_annotation_is_refused(annotated: Tensor, error: type[Exception], message: str) -> None:
@@ -226,7 +226,8 @@ def test_what_is_no_annotation_is_refused(annotated: Tensor, error: type[Excepti
 def test_a_label_of_a_class_that_is_not_annotated_is_refused(activation: str) -> None:
     x, labels = example(ANNOTATED)
     labels[1, 7] = 2
-    with pytest.raises(ValueError, match=r"label 2, a class that is not annotated there: annotated is \[True, False"):
+    told = r"image 1 has the label 2, a class that is not annotated there: annotated is \[True, False"
+    with pytest.raises(ValueError, match=told):
         DiceLoss(activation=activation)(x, labels, annotated=ANNOTATED)
     DiceLoss(activation=activation)(x, labels, torch.arange(30).ne(7).expand(3, 30), ANNOTATED)  # it does not count
 

@@ -369,10 +369,11 @@ def labels_of(training: Training) -> LabelManager:
 
 @each_training
 def test_annotated(training: Training) -> None:
-    """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts."""
+    """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts. Regions have
+    no background, and it may be named all the same."""
     labels, (logits, target) = labels_of(training), batch(training)
     background: list[str | int] = [] if training.regions else ["background"]
-    table = read_annotated({"annotated": {"a": [*background, "one", "two"], "b": [*background, 3]}}, labels)
+    table = read_annotated({"annotated": {"a": ["background", "one", "two"], "b": [*background, 3]}}, labels)
     annotated = rows(table, ["all", "a", "b"])
     assert annotated.T.tolist()[-3:] == [[True, True, False], [True, True, False], [True, False, True]]
     assert training.regions or annotated[:, 0].all()

@@ -308,10 +308,10 @@ def test_a_truth_that_is_ruled_out_is_infinitely_surprising(exact: bool, monkeyp
 def test_labels_of_classes_that_are_not_annotated_are_named(activation: str) -> None:
     logits, labels = partly()
     labels[1, 4, 5] = 3
-    with pytest.raises(ValueError, match="an image has the label 3, a class that is not annotated there"):
+    with pytest.raises(ValueError, match="image 1 has the label 3, a class that is not annotated there"):
         DiceLoss(activation=activation)(logits, labels, None, KNOWN)
     if activation == "softmax":
-        with pytest.raises(ValueError, match="annotated lacks class 0"):
+        with pytest.raises(ValueError, match="annotated lacks class 0 in image 0"):
             DiceLoss()(*partly(), None, KNOWN & (torch.arange(4) > 0))
 
 

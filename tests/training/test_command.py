@@ -262,7 +262,8 @@ def test_a_disk_that_fails_loses_nothing(images: Path, tmp_path: Path) -> None:
         *options(replace(settings, resume=True)),
         prefix=prefix,
     )
-    lines = [line for line in told.splitlines() if not line.startswith("run: epoch ")]
+    begins, *lines = [line for line in told.splitlines() if not line.startswith("run: epoch ")]
+    assert begins == f"there is nothing to resume in {disk / 'run'}: the training begins"
     read_only, first, full, second, done, last = lines
     for line, why in ((read_only, "Read-only file system"), (full, "No space left on device")):
         assert line.startswith("polydice train: cannot ")

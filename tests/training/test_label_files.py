@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polydice.data.cases import DataError
+from polydice.data.files import UnreadableFile
 from polydice.training.label_files import Job, jobs, read, write
 from tests.data.write import picture, volume
 
@@ -87,6 +88,18 @@ def test_nothing_to_do(tmp_path: Path) -> None:
         jobs([tmp_path], OUT, by_channel=False, overlay=False)
     with pytest.raises(DataError, match="no image was given"):
         jobs([], OUT, by_channel=False, overlay=False)
+
+
+def test_of_a_folder_images_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("scan.dcm", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=f"{tmp_path} holds no images"):
+        jobs([tmp_path], OUT, by_channel=False, overlay=False)
+    (tmp_path / "a.png").touch()
+    a, scan = jobs([tmp_path], OUT, by_channel=False, overlay=False)
+    assert (a.files, scan.files) == ((tmp_path / "a.png",), (tmp_path / "scan.dcm",))
+    with pytest.raises(UnreadableFile, match=r"scan\.dcm: is not PNG, JPEG"):
+        read(scan)
 
 
 def test_two_of_one_name_are_refused() -> None:

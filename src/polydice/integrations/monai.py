@@ -50,6 +50,8 @@ def from_monai(loss: nn.Module) -> MonaiLoss:
     >>> from_monai(DiceCELoss(to_onehot_y=True, softmax=True)).loss
     DiceLoss(squared=False, smooth=1e-05) + CrossEntropyLoss()
     """
+    if isinstance(loss, type):
+        raise TypeError(f"from_monai takes a loss that is made, with its options: {loss.__name__}(...)")
     translate = TRANSLATIONS.get(type(loss))  # not isinstance: a subclass may compute something else
     if translate is None:
         kind = type(loss)

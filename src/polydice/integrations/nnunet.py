@@ -187,7 +187,10 @@ def trainer_with(
 
 def __getattr__(name: str) -> type:
     name = name.replace("·", ".")
-    found = trainer(name)
+    try:
+        found = trainer(name)
+    except ValueError as problem:
+        raise ValueError(f"{problem}. {EXPLAINED}") from None
     if found is None:
         raise AttributeError(f"{__name__} has no {name!r}. {EXPLAINED}" if nearly(name) else name)
     return found

@@ -39,6 +39,8 @@ def read_annotated(dataset_json: dict[str, Any], labels: Any) -> dict[str, Tenso
     found = {}
     for case, classes in given.items():
         where = f'"{KEY}" in dataset.json, {case}'
+        if labels.has_regions:  # which have no channel for the background: it may be named as with labels
+            classes = [name for name in classes if str(name) not in ("background", "0")]
         if strange := [name for name in classes if isinstance(name, bool) or str(name) not in known]:
             raise ValueError(f"{where}: {strange} is none of {', '.join(known)}")
         row = torch.zeros(labels.num_segmentation_heads, dtype=torch.bool)

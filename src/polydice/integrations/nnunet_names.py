@@ -126,12 +126,10 @@ def _check(dice: Callable[..., AveragedLoss], plus: Callable[..., PixelLoss] | N
 def nearly(name: str) -> bool:
     """Whether a name that is none of ours was probably meant to be.
 
-    >>> [nearly(f"nnUNetTrainer{rest}") for rest in ("PolydiceCE", "TverskyLoss", "_100epochs", "Adam")]
-    [True, True, False, False]
+    >>> [nearly(f"nnUNetTrainer{rest}") for rest in ("PolydiceCE", "_FocalDice", "CE", "_100epochs", "Adam")]
+    [True, True, True, False, False]
     """
-    word = name.casefold().split("_")[0]
-    if not word.startswith(PREFIX.casefold()):
-        return False
-    word = word.removeprefix(PREFIX.casefold())
+    word = name.casefold().removeprefix(PREFIX.casefold()).lstrip("_").split("_")[0]
     known = [family.casefold() for family in FAMILIES]
-    return word.startswith(tuple(known)) or bool(get_close_matches(word, known, cutoff=0.75))
+    within = word in ("ce", "focal") or any(family in word for family in known)
+    return within or bool(get_close_matches(word, known, cutoff=0.75))

@@ -39,13 +39,14 @@ def refuse_without_background(annotated: Tensor, sums: Tensor) -> None:
         sums.masked_fill_(bad.unsqueeze(1), torch.nan)
     elif bad.any():
         raise ValueError(
-            f"annotated lacks class 0 in {annotated[bad][0].tolist()}: with softmax, classes that are not annotated "
-            "are background, so the background must be; an image without any annotation has none at all"
+            f"annotated lacks class 0 in image {int(bad.nonzero()[0])}, {annotated[bad][0].tolist()}: with softmax, "
+            "classes that are not annotated are background, so the background must be; an image without any annotation "
+            "has none at all"
         )
 
 
-def refuse_strays(target: Tensor, annotated: Tensor, weight: Tensor | None, sums: Tensor) -> None:
-    """Labels of a class that is said not to be annotated."""
+def refuse_strays(target: Tensor, annotated: Tensor, weight: Tensor | None, sums: Tensor, images: Tensor) -> None:
+    """Labels of a class that is said not to be annotated. `images`: the places of these images in the batch."""
     known = annotated.squeeze(2)
     channel = target - (1 if known.shape[1] == 1 else 0)
     stray = ~known.gather(1, channel.clamp(0, known.shape[1] - 1)) & (channel >= 0)
@@ -56,6 +57,6 @@ def refuse_strays(target: Tensor, annotated: Tensor, weight: Tensor | None, sums
     elif stray.any():
         image, pixel = stray.nonzero()[0].tolist()
         raise ValueError(
-            f"an image has the label {int(target[image, pixel])}, a class that is not annotated there: "
-            f"annotated is {known[image].tolist()}"
+            f"image {int(images[image])} has the label {int(target[image, pixel])}, a class that is not annotated "
+            f"there: annotated is {known[image].tolist()}"
         )

@@ -49,17 +49,18 @@ def forward(
         refuse_without_background(annotated, parts[0])
     most = 2 if target.ndim == 3 else max(classes, 2)
 
-    def sum_up(block: Block, part: Tensor) -> None:
+    def sum_up(block: Block, part: Tensor, images: Tensor) -> None:
         _refuse_bad_values(block, options.activation, part)
         runs = {name: _runs(values, block) for name, values in _summands(block, options)}
         part += torch.stack([runs[name] for name in options.want]).sum(3, dtype=dtype)
         if is_integer(target) and (target.ndim == 2 or annotated is None):
             _refuse_bad_labels(block, most, part)
         if block.annotated is not None and target.ndim == 2:
-            refuse_strays(block.target, block.annotated, block.weight, part)
+            refuse_strays(block.target, block.annotated, block.weight, part, images)
 
     if logits.numel():
-        visit(sum_up, over, [part for some in parts.split(over.images, 2) for part in some.unbind()])
+        numbers = over.cut_images(torch.arange(batch, device="cpu"))
+        visit(sum_up, over, [part for some in parts.split(over.images, 2) for part in some.unbind()], numbers)
     sums = parts.sum(0)
     return sums if annotated is None else sums.masked_fill_(~annotated, 0)
 

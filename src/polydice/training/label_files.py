@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polydice.data.cases import DataError
-from polydice.data.files import FORMATS, PICTURES, VOLUMES, Array, Spacing, UnreadableFile, ending, read_images, stem
+from polydice.data.files import (
+    FORMATS,
+    PICTURES,
+    UNREAD,
+    VOLUMES,
+    Array,
+    Spacing,
+    UnreadableFile,
+    ending,
+    read_images,
+    stem,
+)
 from polydice.data.readers.decathlon import CHANNEL, images_to_predict
 from polydice.data.readers.layout import files_in
 from polydice.durable import replace_file
@@ -61,8 +72,8 @@ def jobs(inputs: Sequence[Path], out: Path, by_channel: bool, overlay: bool) -> 
 
 
 def _images_in(folder: Path) -> list[Path]:
-    images = [path for path in files_in(folder) if ending(path) in READ]
-    if not images:
+    images = [path for path in files_in(folder) if ending(path) in (*READ, *UNREAD)]  # the latter are named as such
+    if not any(ending(path) in READ for path in images):
         more = ", and no imagesTs beside its dataset.json" if (folder / "dataset.json").exists() else ""
         raise DataError(f"{folder} holds no images: {FORMATS}{more}")
     return images

@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +60,8 @@ def train(
         run = Run(settings, process, dataset, prepared, loss)
         if settings.resume:
             run.resume()
+            if lines and process.first and run.epoch == 0:
+                print(f"there is nothing to resume in {settings.out}: the training begins", file=sys.stderr, flush=True)
         if tell and process.first:
             tell(dataset)
         with (

@@ -71,6 +71,11 @@ def test_dataset_json_says_the_same(folder: Path, tmp_path: Path) -> None:
         ("b,1", "images/b.png", "has a list of annotated classes without background: it must be one of them"),
         ("b,", "images/b.png", "has no annotated class: name them, the background too, or take the case out"),
         ("b,0", "images/b.png", "has no annotated class but background: nothing can be learnt from it"),
+        (
+            "b,0;1,2",
+            "annotated.csv",
+            "has more cells than columns in the row of b: 2: values in a cell are separated by ;",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(folder: Path, row: str, where: str, what: str) -> None:
@@ -78,6 +83,15 @@ def test_what_cannot_be_meant_is_an_error(folder: Path, row: str, where: str, wh
     (finding,) = open_dataset(folder).findings
     assert (finding.level, finding.where) == ("error", where)
     assert finding.what.startswith(what)
+
+
+def test_a_table_is_found_however_it_is_written_and_wherever_it_leads(folder: Path) -> None:
+    """What is there and not read would be classes that nobody drew, trained as background."""
+    (folder / "Annotated.CSV").write_text("case,classes\nb,0;1,\n")  # of an empty cell nothing is lost
+    assert annotated(folder) == [None, (0, 1), None]
+    (folder / "annotated.csv").symlink_to("not/here.csv")
+    with pytest.raises(DataError, match=r"annotated\.csv cannot be read: No such file or directory"):
+        open_dataset(folder)
 
 
 def test_another_column_is_refused(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.readers.layout import error
-from polydice.data.readers.tables import read_table, strangers, where
+from polydice.data.readers.tables import read_table, strangers, table_in, where
 from polydice.suggest import meant
 
 TABLE, COLUMN, SEPARATOR = "annotated.csv", "classes", ";"
@@ -18,13 +18,13 @@ KEY = "annotated"  # of dataset.json
 
 def annotated(dataset: Dataset) -> Dataset:
     """The set with the annotations of annotated.csv in its folder, if that is there."""
-    table, findings = dataset.folder / TABLE, list(dataset.findings)
-    if not table.exists():
+    table, findings = table_in(dataset.folder, TABLE), list(dataset.findings)
+    if table is None:
         return dataset
     if dataset.partly:
         description = dataset.folder / "dataset.json"
         findings.append(error(dataset.folder, description, f"has {KEY!r}, and there is {TABLE}: keep one of them"))
-    rows = read_table(table, COLUMN, findings)
+    rows = read_table(table, COLUMN, findings, SEPARATOR)
     lists = {case: [each.strip() for each in row.split(SEPARATOR) if each.strip()] for case, row in rows.items()}
     return stated(replace(dataset, findings=tuple(findings)), lists, table)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from polydice.data.cases import DataError, Dataset, Finding
 from polydice.data.readers.layout import error, warning
-from polydice.data.readers.tables import read_table, strangers, where
+from polydice.data.readers.tables import read_table, strangers, table_in, where
 
 TABLE = "groups.csv"
 NUMBERED = re.compile(r"(.+?)(?:[_\-. ]+[A-Za-z]*|(?<=\d)[A-Za-z]+)[_\-. ]*\d+")  # patient00_slice00, anna-1, p7frame12
@@ -18,12 +18,12 @@ def regrouped(dataset: Dataset, pattern: str | None) -> Dataset:
 
     A case that gets no group is an error: it could be in training and in testing.
     """
-    table, findings = dataset.folder / TABLE, list(dataset.findings)
+    table, findings = table_in(dataset.folder, TABLE), list(dataset.findings)
     if pattern is not None:
         groups, nothing = _by_name(dataset, pattern), f"has no group: --group {pattern!r} finds nothing in its name"
-        if table.exists():
+        if table is not None:
             findings.append(warning(dataset.folder, table, "is not read, since --group is given"))
-    elif table.exists():
+    elif table is not None:
         groups, nothing = read_table(table, "group", findings), f"has no group in {TABLE}: add a row for it"
         unknown = strangers(groups, dataset)
         findings += [error(dataset.folder, table, f"gives a group to {name}, which is no case") for name in unknown]
