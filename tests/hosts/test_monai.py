@@ -241,6 +241,8 @@ def test_a_subclass_is_refused_for_it_may_compute_something_else() -> None:
 
     with pytest.raises(ValueError, match="Mine has no equal"):
         from_monai(Mine())
+    with pytest.raises(TypeError, match=r"a loss that is made, with its options: DiceLoss\(\.\.\.\)"):
+        from_monai(theirs.DiceLoss)
 
 
 def test_sigmoid_dice_beside_a_softmax_cross_entropy_is_refused() -> None:

@@ -304,15 +304,17 @@ def test_pickle(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_be_meant(name: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: .*{reason}"):
+    with pytest.raises(ValueError, match=f"{name}: .*{reason}") as problem:
         recursive_find_trainer_class_by_name(name)
+    assert str(problem.value).endswith(EXPLAINED)
 
 
 NEARLY = [
     "nnUNetTrainerPolydiceCE", "nnUNetTrainerPolyDice_eps0.2", "nnUNetTrainerPolyDiceCE_order2",
     "nnUNetTrainerPolyDice_detached_epsilon0.2", "nnUNetTrainerPolyDice_epsilon1e9", "nnUNetTrainerPolyDice_detached2",
     "nnUNetTrainerTverskyLoss", "nnUNetTrainerDiceCE_focal2", "nnUNetTrainerTVMF", "nnUNetTrainerFocalTverski",
-    "nnUnetTrainerDropDice",
+    "nnUnetTrainerDropDice", "nnUNetTrainer_PolyDice", "nnUNetTrainerFocalDice", "nnUNetTrainerCE",
+    "PolyDice_epsilon0.2",
 ]  # fmt: skip
 
 
@@ -369,8 +371,8 @@ def labels_of(training: Training) -> LabelManager:
 
 @each_training
 def test_annotated(training: Training) -> None:
-    """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts. Regions have
-    no background, and it may be named all the same."""
+    """The loss is told, and a class is counted for the pseudo Dice where it is annotated, as nnU-Net counts.
+    Regions have no background, and it may be named all the same."""
     labels, (logits, target) = labels_of(training), batch(training)
     background: list[str | int] = [] if training.regions else ["background"]
     table = read_annotated({"annotated": {"a": ["background", "one", "two"], "b": [*background, 3]}}, labels)
