@@ -163,7 +163,7 @@ EXTRA_SHARE = 0.05  # of the logits, beyond inputs and gradient
 
 def peak_bytes(action: object) -> int:
     """The most that was allocated at once while the action ran, beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         kept = action()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = peak = 0
