@@ -109,7 +109,7 @@ def _extra_bytes(loss: LossFunction, logits: Tensor, target: Tensor) -> int:
     torch.set_num_threads(1)
     try:
         gradient(loss, logits, target)  # the first call may compile
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
             result = gradient(loss, logits, target)
     finally:
         torch.set_num_threads(threads)

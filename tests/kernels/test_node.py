@@ -216,7 +216,8 @@ def test_it_launches_what_triton_launches(module: Any, tmp_path: Path) -> None:
         pytest.skip("needs Triton")
     source, library = Path(__file__).with_name("libcuda.c"), tmp_path / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source], check=True)
-    paths = {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path), "TRITON_INTERPRET": "0"}
+    searched = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    paths = {"LD_LIBRARY_PATH": searched, "TRITON_LIBCUDA_PATH": str(tmp_path), "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "tests.kernels.as_triton", str(library)]
     ran = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=500)
     assert (ran.returncode, ran.stdout.strip()) == (0, "36"), ran.stderr
