@@ -961,6 +961,8 @@ def test_an_epsilon_with_which_perfect_is_not_best_is_warned_of() -> None:
         (lambda: PolyDiceLoss((0.5, math.nan)), ValueError, "coefficients must be finite: nan"),
         (lambda: PolyDiceLoss(("0.5",)), TypeError, "coefficients must be a number: '0.5'"),
         (lambda: PolyDice1Loss("0.5"), TypeError, "epsilon must be a number: '0.5'"),
+        (lambda: PolyDice1Loss(None), TypeError, "epsilon must be one number or one per class: None"),
+        (lambda: TvMFDiceLoss([1.0, "2"]), TypeError, r"kappa must be one number or one per class: \[1\.0, '2'\]"),
         (lambda: PolyDice1Loss(math.inf), ValueError, "epsilon must be finite: inf"),
         (lambda: PolyDice1Loss([[0.1]]), ValueError, "epsilon must be finite, one number or one per class"),
         (lambda: PolyDice1Loss(0.1, follow=math.nan), ValueError, "follow must be finite: nan"),

@@ -36,7 +36,10 @@ def numbers(name: str, values: float | Sequence[float] | Tensor) -> Tensor:
     if isinstance(values, str | Real):
         number(name, values)  # type: ignore[arg-type]
     dtype = sum_dtype(values.device) if isinstance(values, Tensor) else torch.float64
-    tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
+    try:
+        tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be one number or one per class: {values!r}") from None
     if tensor.ndim > 1 or tensor.numel() == 0 or not bool(tensor.isfinite().all()):
         raise ValueError(f"{name} must be finite, one number or one per class: {values}")
     return tensor

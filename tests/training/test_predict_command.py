@@ -96,6 +96,7 @@ def test_a_script_is_told_what_was_done_and_what_was_not(tmp_path: Path, capsys:
         (["w", "run"], "run holds no images"),
         (["w", "x.png", "y/x.jpg"], "would both be written to out/x.png"),
         (["w", "x.png", "--out", "."], "is an input and would be replaced"),
+        (["w", "x.png", "--out", "random.pth"], "random.pth is a file: label maps go into a folder"),
     ],
 )
 def test_what_cannot_begin_is_one_line(

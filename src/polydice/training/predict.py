@@ -63,6 +63,8 @@ def predict(
     check("batch", batch, Count | None)
     predictor = load(checkpoint, device, flips, precision)
     jobs = label_files.jobs(inputs, out, predictor.channels > 1 and predictor.intensity != "colour", overlay)
+    if out.is_file():
+        raise DataError(f"{out} is a file: label maps go into a folder")
     out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     written = []
