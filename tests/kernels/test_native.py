@@ -351,7 +351,6 @@ def test_threads_that_an_interrupt_leaves_at_work_hold_what_they_write_to(monkey
     """In place of C they call what waits."""
     monkeypatch.setattr(native, "PIECE", 3000)
     monkeypatch.setattr(native, "FOR_A_THREAD", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     logits, labels = batch((2, 4, 5000))
     launches = plan.plan_loss(DiceLoss().terms, logits, labels, None).launches
     assert isinstance(launches, native.NativeLaunches)
@@ -369,7 +368,8 @@ def test_threads_that_an_interrupt_leaves_at_work_hold_what_they_write_to(monkey
     def interrupt(*_: Any) -> None:
         raise InterruptedError
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before, threads = signal.signal(signal.SIGALRM, interrupt), torch.get_num_threads()
+    torch.set_num_threads(2)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         launches._shared(wait, (logits, labels, None), result)
@@ -377,6 +377,7 @@ def test_threads_that_an_interrupt_leaves_at_work_hold_what_they_write_to(monkey
     except InterruptedError:
         pass
     finally:
+        torch.set_num_threads(threads)
         signal.signal(signal.SIGALRM, before)
     assert at_work.is_set()
     del result
